@@ -1,0 +1,151 @@
+"""The wire protocol: names, models and limits, the one definition for SDK and engine.
+
+Nothing here imports openai, vllm or torch.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+PROTOCOL_VERSION = 1
+
+SEPARATOR = "<TTSEP>"
+"""Stands between blocks in text; split out before tokenization, never seen by the model."""
+
+ESCAPED_SEPARATOR = "<\u2060TTSEP>"
+"""What a literal separator inside somebody's text becomes (a word joiner after `<`); undone by the engine."""
+
+HEADER_ROUND_ID = "X-TokenDance-Round-Id"
+HEADER_AGENT_ID = "X-TokenDance-Agent-Id"
+HEADER_ROUND_SIZE = "X-TokenDance-Round-Size"
+HEADER_SESSION_ID = "X-TokenDance-Session-Id"
+
+HEADER_FIELDS = {
+    HEADER_ROUND_ID: "round_id",
+    HEADER_AGENT_ID: "agent_id",
+    HEADER_ROUND_SIZE: "round_size",
+    HEADER_SESSION_ID: "session_id",
+}
+"""Header name -> field of `RoundTag`."""
+
+BODY_KEY = "tokendance"
+"""Field of a request body (the tag) and of a response (the report)."""
+
+ROUNDS_PATH = "/v1/rounds"
+STATUS_PATH = "/tokendance/v1/status"
+
+ID_PATTERN = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+ID_RULE = "1 to 128 characters of A-Za-z0-9._:-"
+MAX_ROUND_SIZE = 4096
+
+Fidelity = Literal["exact", "balanced", "fast"]
+FIDELITIES: tuple[Fidelity, ...] = ("exact", "balanced", "fast")
+DEFAULT_FIDELITY: Fidelity = "balanced"
+
+
+class FallbackReason(StrEnum):
+    """Why a tagged request reused nothing from a round (closed list; `null` when it did).
+
+    `describe()` gives the sentence shown to people.
+    """
+
+    EXACT_REQUESTED = "exact_requested"
+    NO_SHARED_SEGMENTS = "no_shared_segments"
+    ALONE = "alone"
+    NO_GAIN = "no_gain"
+    UNSUPPORTED_MODEL = "unsupported_model"
+    UNSUPPORTED_REQUEST = "unsupported_request"
+    NOT_ENOUGH_PAGES = "not_enough_pages"
+    MASTER_TOO_LONG = "master_too_long"
+    WORKER_ERROR = "worker_error"
+    PREFIX_CACHED = "prefix_cached"
+
+    def describe(self) -> str:
+        """One sentence for people: what happened and what changes it."""
+        return _REASONS[self]
+
+
+_REASONS = {
+    FallbackReason.EXACT_REQUESTED: "fidelity 'exact' was asked for, so nothing approximate was used",
+    FallbackReason.NO_SHARED_SEGMENTS: "no segment of this prompt is shared; put <TTSEP> around shared text",
+    FallbackReason.ALONE: "no other member arrived in time and the session holds no master yet",
+    FallbackReason.NO_GAIN: "reuse would have cost more than it saves (shared text too short)",
+    FallbackReason.UNSUPPORTED_MODEL: "the support gate switched reuse off for this model; see /tokendance/v1/status",
+    FallbackReason.UNSUPPORTED_REQUEST: "this request uses a feature that is served plainly (LoRA, prompt_logprobs, "
+    "multimodal input, prompt embeddings)",
+    FallbackReason.NOT_ENOUGH_PAGES: "the KV space had no room for the round's master",
+    FallbackReason.MASTER_TOO_LONG: "the shared transcript is longer than the model's context",
+    FallbackReason.WORKER_ERROR: "restoring failed, so vLLM recomputed this prompt exactly; see the server log",
+    FallbackReason.PREFIX_CACHED: "vLLM's prefix cache already held this prompt",
+}
+
+
+class RoundTag(BaseModel):
+    """Who a request belongs to: one member of one round.
+
+    Raises pydantic's `ValidationError` naming field, value and rule.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    round_id: str = Field(description=f"Round, {ID_RULE}.")
+    agent_id: str | None = Field(default=None, description="Member; default: the request's own id.")
+    round_size: int | None = Field(
+        default=None, ge=1, le=MAX_ROUND_SIZE, strict=True, description="Members to wait for; absent: a short window."
+    )
+    session_id: str | None = Field(default=None, description="Family across rounds; default: round_id up to its last ':'.")
+    fidelity: Fidelity = DEFAULT_FIDELITY
+    backend: str | None = Field(default=None, description="PIC backend for this request (experiments).")
+    options: dict[str, Any] = Field(default_factory=dict, description="Options of the backend.")
+    segments: list[int] | None = Field(
+        default=None, description="Boundaries (token offsets, ascending) of a token-id prompt."
+    )
+
+    @field_validator("round_id", "agent_id", "session_id")
+    @classmethod
+    def _id(cls, value: str | None) -> str | None:
+        if value is not None and not ID_PATTERN.fullmatch(value):
+            raise ValueError(f"got {value[:140]!r}; allowed: {ID_RULE}")
+        return value
+
+    @property
+    def session(self) -> str:
+        """The family's name: `session_id`, or `round_id` up to its last colon."""
+        return self.session_id or self.round_id.rpartition(":")[0] or self.round_id
+
+
+class MemberReport(BaseModel):
+    """What was reused for one member, and what not (token counts; times in milliseconds)."""
+
+    round_id: str
+    agent_id: str
+    group_size: int = 1
+    role: Literal["member", "solo"] = "solo"
+    prompt_tokens: int = 0
+    cached_tokens: int = Field(default=0, description="Found in vLLM's prefix cache.")
+    approximate_cached_tokens: int = Field(default=0, description="Of these, computed approximately in an earlier round.")
+    reused_tokens: int = Field(default=0, description="Restored from the master and not recomputed.")
+    recomputed_tokens: int = Field(default=0, description="Restored from the master, then recomputed (selection).")
+    fresh_tokens: int = Field(default=0, description="Computed because nobody had them.")
+    gather_ms: float = 0.0
+    restore_ms: float = 0.0
+    compute_ms: float = 0.0
+    backend: str | None = None
+    fidelity: Fidelity = DEFAULT_FIDELITY
+    fallback_reason: FallbackReason | None = None
+
+
+class Limits(BaseModel):
+    """What one `/v1/rounds` request may hold; more is a 413 that says which limit."""
+
+    model_config = ConfigDict(frozen=True)
+
+    max_agents: int = 256
+    max_blocks: int = 1024
+    max_block_bytes: int = 1 << 20
+    max_body_bytes: int = 32 << 20
+    max_segments: int = Field(default=4096, description="Separators in one prompt, plus one.")
