@@ -14,7 +14,8 @@ from tokendance_sdk.demo_model import ensure_smollm2
 
 # Queries and keys of freshly initialised models are so small that attention is nearly uniform and a wrong key
 # changes nothing that a test could see.
-ATTENTION_GAIN = 12.0
+ATTENTION_GAIN = 6.0
+NORM_GAIN = 3.0  # where keys are normalised (Qwen3), only the norm's weight can do that
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,8 @@ def make_tiny_model(
         for name, weight in model.named_parameters():
             if "q_proj.weight" in name or "k_proj.weight" in name:
                 weight.mul_(ATTENTION_GAIN)
+            elif "q_norm" in name:
+                weight.mul_(NORM_GAIN)
     model.generation_config = transformers.GenerationConfig(eos_token_id=end, pad_token_id=end)
     model.save_pretrained(out)
     vocabulary.save_pretrained(out)
