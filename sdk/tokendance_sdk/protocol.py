@@ -132,8 +132,8 @@ class MemberReport(BaseModel):
     recomputed_tokens: int = Field(default=0, description="Restored from the master, then recomputed (selection).")
     fresh_tokens: int = Field(default=0, description="Computed because nobody had them.")
     gather_ms: float = 0.0
-    restore_ms: float = 0.0
-    compute_ms: float = 0.0
+    restore_ms: float | None = Field(default=None, description="Of the whole group; null if the answer ended first.")
+    compute_ms: float | None = Field(default=None, description="Of the whole group; null if the answer ended first.")
     backend: str | None = None
     fidelity: Fidelity = DEFAULT_FIDELITY
     fallback_reason: FallbackReason | None = None
