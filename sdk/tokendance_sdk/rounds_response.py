@@ -39,7 +39,7 @@ class RoundTotals(BaseModel):
             for name in cls.model_fields
             if name.endswith("_tokens")
         }
-        peaks = {name: max((getattr(r, name) for r in reports), default=0.0) for name in _TIMES}
+        peaks = {name: max((getattr(r, name) or 0.0 for r in reports), default=0.0) for name in _TIMES}
         return cls(round_id=round_id, agents=agents, failed=failed, **sums, **peaks)
 
 
