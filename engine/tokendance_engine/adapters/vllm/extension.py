@@ -1,0 +1,21 @@
+"""Methods added to vLLM's worker so that the status route can ask it (public `worker_extension_cls`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker class."""
+
+    def tokendance_status(self) -> dict[str, Any]:
+        """Gate result and live families of this worker."""
+        group = get_kv_transfer_group() if has_kv_transfer_group() else None
+        worker = getattr(group, "worker", None)
+        return (
+            worker.status()
+            if worker is not None
+            else {"reuse": False, "reason": "the connector is not active"}
+        )

@@ -1,0 +1,226 @@
+"""Masters in vLLM's own pages: who has one, how it grows, and when it gives way."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokendance_engine.adapters.vllm.rekey import Chain
+from tokendance_engine.reuse.ports import MasterJob, PageTable, Run
+from tokendance_engine.segments.transcript import Transcript
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+FamilyKey = tuple[str, str]
+"""(tenant's cache salt, session id)."""
+
+
+@dataclass(slots=True, eq=False)
+class Master:
+    """One transcript's KV in pages.
+
+    Attributes:
+        id: unique in this engine; the worker reports failures by it.
+        blocks: vLLM's page objects, each holding one reference of ours.
+        sent: rows handed to the worker so far.
+        users: members that will still restore from it; a master in use is never freed.
+    """
+
+    id: int
+    transcript: Transcript
+    blocks: list[KVCacheBlock] = field(default_factory=list)
+    sent: int = 0
+    users: int = 0
+    retired: bool = False
+
+    @property
+    def pending(self) -> int:
+        """Rows not yet handed to the worker."""
+        return self.transcript.rows - self.sent
+
+    def pages(self) -> PageTable:
+        """Page table, int32."""
+        return np.array([b.block_id for b in self.blocks], dtype=np.int32)
+
+    def next_job(self, limit: int) -> MasterJob:
+        """Hand out the next rows to compute, at most `limit`."""
+        tokens = self.transcript.tokens(self.sent)[:limit]
+        job = MasterJob(self.id, Run(tokens, self.sent, self.pages()))
+        self.sent += len(tokens)
+        return job
+
+
+@dataclass(slots=True, eq=False)
+class Family:
+    """What a session keeps between rounds: its master, and how its members' pages are keyed."""
+
+    master: Master | None = None
+    chains: dict[str, Chain] = field(default_factory=dict)
+
+
+class Families:
+    """All live families, least recently used first, within a share of vLLM's pages.
+
+    Args:
+        page_size: tokens per page.
+        share: largest share of the pool that masters may hold.
+        limit: most families remembered; the oldest idle one goes first.
+    """
+
+    def __init__(self, page_size: int, share: float, limit: int = 4096) -> None:
+        self._page_size = page_size
+        self._share = share
+        self._limit = limit
+        self._pool: BlockPool | None = None
+        self._families: OrderedDict[FamilyKey, Family] = OrderedDict()
+        self._ids = itertools.count(1)
+        self._held = 0
+        self.changed = True
+
+    def bind(self, pool: BlockPool) -> None:
+        """Use vLLM's page pool."""
+        self._pool = pool
+
+    def get(self, key: FamilyKey) -> Family | None:
+        """A family, now the most recently used."""
+        family = self._families.get(key)
+        if family is not None:
+            self._families.move_to_end(key)
+        return family
+
+    def get_or_make(self, key: FamilyKey) -> Family:
+        """A family, made if it does not exist."""
+        family = self.get(key)
+        if family is None:
+            family = self._families[key] = Family()
+            for old in list(self._families):
+                if len(self._families) <= self._limit:
+                    break
+                if old != key and not self._in_use(self._families[old]):
+                    self.drop(old)
+        return family
+
+    def grow(self, family: Family, transcript: Transcript, extends: bool) -> Master | None:
+        """Give a family's master room for a transcript.
+
+        Args:
+            transcript: replaces the master's; when `extends`, it begins with the master's own rows.
+
+        Returns:
+            The master, or None (nothing changed) if there are not enough pages.
+        """
+        master = family.master if extends else None
+        have = len(master.blocks) if master else 0
+        need = -(-transcript.rows // self._page_size) - have
+        blocks = self._take(need, family)
+        if blocks is None:
+            return None
+        if master is None:
+            self.retire(family)
+            master = family.master = Master(next(self._ids), transcript)
+        master.transcript = transcript
+        master.blocks.extend(blocks)
+        self.changed = True
+        return master
+
+    def release(self, master: Master) -> None:
+        """A member is done with a master."""
+        master.users -= 1
+        if master.retired and master.users == 0:
+            self._free(master)
+
+    def retire(self, family: Family) -> None:
+        """Take a family's master away; its pages go when its last user is done."""
+        master, family.master = family.master, None
+        if master is None:
+            return
+        master.retired = True
+        self.changed = True
+        if master.users == 0:
+            self._free(master)
+
+    def drop(self, key: FamilyKey) -> None:
+        """Forget a family."""
+        self.retire(self._families.pop(key))
+
+    def give_way(self, pages: int) -> None:
+        """Free idle masters, least recently used first, until the pool has this many free pages."""
+        pool = self._need_pool()
+        for family in self._idle():
+            if pool.get_num_free_blocks() >= pages:
+                return
+            self.retire(family)
+
+    def find(self, master_id: int) -> Family | None:
+        """The family whose current master has this id."""
+        return next((f for f in self._families.values() if f.master and f.master.id == master_id), None)
+
+    def clear(self) -> bool:
+        """Forget every idle family; False if some are in use."""
+        for key in list(self._families):
+            if not self._in_use(self._families[key]):
+                self.drop(key)
+        return not self._families
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Live families for the status route; tenants are not named."""
+        return [
+            {
+                "session_id": session,
+                "salted": bool(salt),
+                "agents": len(f.chains),
+                "segments": len(f.master.transcript.entries) if f.master else 0,
+                "rows": f.master.transcript.rows if f.master else 0,
+                "pages": len(f.master.blocks) if f.master else 0,
+            }
+            for (salt, session), f in self._families.items()
+        ]
+
+    def check(self) -> None:
+        """Raise AssertionError unless page counts and references agree."""
+        live = [f.master for f in self._families.values() if f.master]
+        assert sum(len(m.blocks) for m in live) <= self._held
+        for master in live:
+            assert not master.retired
+            assert master.users >= 0
+            assert len(master.blocks) * self._page_size >= master.transcript.rows
+            assert all(b.ref_cnt > 0 for b in master.blocks)
+            master.transcript.check()
+
+    def _take(self, need: int, family: Family) -> list[KVCacheBlock] | None:
+        if need <= 0:
+            return []
+        pool = self._need_pool()
+        allowed = int(self._share * pool.num_gpu_blocks)
+        for other in self._idle():
+            if self._held + need <= allowed and pool.get_num_free_blocks() >= need:
+                break
+            if other is not family:
+                self.retire(other)
+        if self._held + need > allowed or pool.get_num_free_blocks() < need:
+            return None
+        self._held += need
+        blocks: list[KVCacheBlock] = pool.get_new_blocks(need)
+        return blocks
+
+    def _free(self, master: Master) -> None:
+        self._held -= len(master.blocks)
+        self._need_pool().free_blocks(master.blocks)
+        master.blocks = []
+
+    def _idle(self) -> Iterator[Family]:
+        return (f for f in list(self._families.values()) if f.master and not self._in_use(f))
+
+    def _in_use(self, family: Family) -> bool:
+        return family.master is not None and family.master.users > 0
+
+    def _need_pool(self) -> BlockPool:
+        assert self._pool is not None, "vLLM has not bound its block pool"
+        return self._pool

@@ -1,0 +1,171 @@
+"""Reading K/V rows out of vLLM's pages and writing them back, whatever a backend packs into a page.
+
+Some backends reorder the elements inside a page (CPU: per instruction set). The order is learned once, by writing
+index patterns through the backend's own cache writer into a scratch page and reading them back; writes always go
+through that writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tokendance_engine.kernels.rope import RopeTable, rotate
+from tokendance_engine.reuse.ports import MemberJob, PageTable
+
+_DIGIT = 256
+"""Index patterns are written in base 256: every digit is exact in bf16, fp16 and fp32."""
+
+
+class PackingError(RuntimeError):
+    """A backend's page packing could not be learned; reuse is switched off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One attention layer's cache.
+
+    Attributes:
+        module: vLLM's attention layer; `module.impl.do_kv_cache_update` writes rows.
+        cache: [pages, heads, page size, 2 * dim], the pages of this layer.
+        rope: how this layer rotates its keys; None if it does not.
+    """
+
+    module: Any
+    cache: torch.Tensor
+    rope: RopeTable | None
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where element (token, dim) of a page and head lies: int64 [page size * dim] into the flattened interior."""
+
+    key: torch.Tensor
+    value: torch.Tensor
+
+
+def write_rows(layer: Layer, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+    """Write rows through the backend's own writer.
+
+    Args:
+        key, value: [n, heads, dim] in the cache's dtype.
+        slots: int64 [n], page * page size + offset.
+    """
+    layer.module.impl.do_kv_cache_update(layer.module, key, value, layer.cache, slots)
+
+
+def learn_packing(layer: Layer) -> Packing:
+    """Learn the element order inside a page of this layer.
+
+    Raises:
+        PackingError: the writer does not fill a page by a fixed permutation that is the same for every head and page.
+    """
+    _, heads, size, width = layer.cache.shape
+    dim = width // 2
+    scratch = Layer(layer.module, _scratch_like(layer.cache, pages=2), layer.rope)
+    index = torch.arange(size * dim, device=layer.cache.device)
+    found = []
+    for plane in range(2):
+        seen = torch.full((heads, size * width), -1, dtype=torch.int64, device=layer.cache.device)
+        total = torch.zeros_like(seen)
+        for power in range(2 if size * dim <= _DIGIT**2 else 3):
+            digit = (index // _DIGIT**power) % _DIGIT
+            rows = digit.view(size, 1, dim).expand(size, heads, dim).to(layer.cache.dtype).contiguous()
+            blank = torch.full_like(rows, -1)
+            scratch.cache.fill_(-1)
+            key, value = (rows, blank) if plane == 0 else (blank, rows)
+            write_rows(scratch, key, value, torch.arange(size, device=index.device) + size)
+            got = scratch.cache[1].reshape(heads, -1).to(torch.int64)
+            seen = torch.where(got >= 0, got, seen)
+            total += got * _DIGIT**power
+        filled = seen >= 0
+        if int(filled.sum()) != heads * size * dim or not bool((filled == filled[0]).all()):
+            raise PackingError("the backend's writer does not fill a page evenly")
+        where = filled[0].nonzero().squeeze(1)
+        order = total[:, where]
+        if not bool((order == order[0]).all()) or not torch.equal(order[0].sort().values, index):
+            raise PackingError("the backend's page packing is not a fixed permutation")
+        found.append(where[order[0].argsort()])
+    return Packing(*found)
+
+
+def _scratch_like(cache: torch.Tensor, pages: int) -> torch.Tensor:
+    """Empty pages with the memory order of `cache` inside a page."""
+    order = sorted(range(1, cache.dim()), key=cache.stride, reverse=True)
+    shape = [pages, *(cache.shape[d] for d in order)]
+    scratch = torch.empty(shape, dtype=cache.dtype, device=cache.device)
+    return scratch.permute(0, *(order.index(d) + 1 for d in range(1, cache.dim())))
+
+
+class PagedKV:
+    """All layers' pages of one KV cache group.
+
+    Args:
+        layers: in forward order; all have the same page size, heads and head size.
+    """
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.layers = list(layers)
+        _, self.heads, self.page_size, width = self.layers[0].cache.shape
+        self.dim = width // 2
+        self.packing = learn_packing(self.layers[0])
+
+    def read(self, layer: Layer, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Whole pages as rows.
+
+        Args:
+            pages: int64 [n].
+
+        Returns:
+            key, value: [n * page size, heads, dim], as stored.
+        """
+        inside = layer.cache[pages].reshape(len(pages), self.heads, -1)
+        return self._rows(inside, self.packing.key), self._rows(inside, self.packing.value)
+
+    def _rows(self, inside: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+        plane = inside.index_select(2, where).view(-1, self.heads, self.page_size, self.dim)
+        return plane.transpose(1, 2).reshape(-1, self.heads, self.dim)
+
+    @torch.inference_mode()
+    def restore(self, jobs: Sequence[MemberJob]) -> None:
+        """Write every restore span of every job, keys rotated from master row to prompt position (layer by layer)."""
+        work = [_Restore.of(job, self) for job in jobs if len(job.restore)]
+        if not work:
+            return
+        master_pages = {id(w.pages): w.pages for w in work}
+        for layer in self.layers:
+            rows = {key: self.read(layer, pages) for key, pages in master_pages.items()}
+            for w in work:
+                key, value = (plane.index_select(0, w.rows) for plane in rows[id(w.pages)])
+                if layer.rope is not None:
+                    key = rotate(key, *w.angles[id(layer.rope)], neox=layer.rope.neox)
+                write_rows(layer, key, value, w.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class _Restore:
+    """Index tensors of one job, the same for all layers."""
+
+    pages: torch.Tensor
+    rows: torch.Tensor
+    slots: torch.Tensor
+    angles: dict[int, tuple[torch.Tensor, torch.Tensor]]
+
+    @classmethod
+    def of(cls, job: MemberJob, kv: PagedKV) -> _Restore:
+        device = kv.layers[0].cache.device
+        rows = np.concatenate([np.arange(row, row + n) for row, _, n in job.restore])
+        at = np.concatenate([np.arange(pos, pos + n) for _, pos, n in job.restore])
+        slots = job.pages[at // kv.page_size].astype(np.int64) * kv.page_size + at % kv.page_size
+        old, new = torch.from_numpy(rows).to(device), torch.from_numpy(at).to(device)
+        ropes = {id(layer.rope): layer.rope for layer in kv.layers if layer.rope is not None}
+        angles = {key: rope.difference(old, new) for key, rope in ropes.items()}
+        return cls(_on(job.master_pages, device), old, torch.from_numpy(slots).to(device), angles)
+
+
+def _on(array: PageTable, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(array.astype(np.int64)).to(device)

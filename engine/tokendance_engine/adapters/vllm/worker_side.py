@@ -1,0 +1,151 @@
+"""The worker half of the connector: executes masters and members handed over by the scheduler half.
+
+Nothing here may raise into vLLM: any fault turns into load errors for every page promised in the step, and vLLM
+recomputes those requests exactly.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+
+from tokendance_engine.adapters.vllm.messages import StepMeta, WorkerReport
+from tokendance_engine.adapters.vllm.pages import PagedKV
+from tokendance_engine.adapters.vllm.support import UnsupportedError, check_config, check_groups, read_layers
+from tokendance_engine.adapters.vllm.virtual_batch import ModelBatch
+from tokendance_engine.reuse.collector import collect, compute
+from tokendance_engine.reuse.ports import MemberJob
+
+logger = init_logger("vllm.tokendance")
+
+
+class WorkerSide:
+    """Masters, restores and virtual batches of one worker process."""
+
+    def __init__(self, config: VllmConfig) -> None:
+        self._config = config
+        self._runner: Any = None
+        self._caches: Mapping[str, torch.Tensor] = {}
+        self._engine: tuple[PagedKV, ModelBatch] | None = None
+        self._unsupported: str | None = None
+        self._report = WorkerReport()
+        self._failed_pages: set[int] = set()
+        self._broken_masters: set[int] = set()
+        self.families: list[dict[str, Any]] = []
+
+    def register(self, caches: Mapping[str, torch.Tensor]) -> None:
+        """Remember vLLM's pages, and the model runner that owns them (found on the call stack)."""
+        self._caches = caches
+        frame = sys._getframe()
+        while frame is not None:
+            owner = frame.f_locals.get("self")
+            if owner is not None and hasattr(owner, "get_model") and hasattr(owner, "attn_groups"):
+                self._runner = owner
+                break
+            frame = frame.f_back  # type: ignore[assignment]
+        try:
+            self._engine = self._open()
+        except Exception as error:
+            self._unsupported = str(error) or type(error).__name__
+            if not isinstance(error, UnsupportedError):
+                logger.exception("TokenDance: support gate failed")
+        self._report.gate = (self._unsupported,)
+        logger.info("TokenDance: %s", self.gate_line())
+
+    def gate_line(self) -> str:
+        """One line: is reuse on, and how."""
+        if self._engine is None:
+            return f"reuse is off: {self._unsupported}"
+        kv, _ = self._engine
+        kind = type(kv.layers[0].module.impl).__name__
+        return f"reuse is on for {len(kv.layers)} layers, pages of {kv.page_size} tokens, {kind}"
+
+    def status(self) -> dict[str, Any]:
+        """Gate result and live families, for the status route."""
+        return {
+            "reuse": self._engine is not None,
+            "reason": self._unsupported,
+            "gate": self.gate_line(),
+            "families": self.families,
+        }
+
+    def run_masters(self, meta: StepMeta) -> None:
+        """Compute the step's master rows; runs before any load of the step."""
+        if meta.families is not None:
+            self.families = meta.families
+        for job in meta.masters:
+            try:
+                _, batch = self._need_engine()
+                self.compute_master(batch, job.run)
+            except Exception:
+                logger.exception("TokenDance: computing a master failed; its round is computed exactly")
+                self._broken_masters.add(job.master)
+                self._report.broken_masters.append(job.master)
+
+    def run_members(self, meta: StepMeta) -> None:
+        """Restore and compute the step's members; a fault fails all of them (later ones may read earlier pages)."""
+        if not meta.members:
+            return
+        try:
+            kv, batch = self._need_engine()
+            broken = self._broken_masters.intersection(job.master for job in meta.members)
+            if broken:
+                raise RuntimeError(f"masters {sorted(broken)} were not computed")
+            timing = self.collect_members(kv, batch, meta.members)
+            for job in meta.members:
+                self._report.times[job.request_id] = (timing.restore_ms, timing.compute_ms)
+        except Exception:
+            logger.exception("TokenDance: restoring a round failed; vLLM recomputes its members exactly")
+            for job in meta.members:
+                self._failed_pages.update(int(p) for p in job.pages[job.first_page :])
+                self._report.failed.append(job.request_id)
+
+    # The two methods that touch KV, apart so that fault tests can replace them.
+    def compute_master(self, batch: ModelBatch, run: Any) -> None:
+        compute([run], batch)
+
+    def collect_members(self, kv: PagedKV, batch: ModelBatch, jobs: list[MemberJob]) -> Any:
+        return collect(jobs, kv, batch)
+
+    def take_failed_pages(self) -> set[int]:
+        """Pages whose load failed in this step."""
+        failed, self._failed_pages = self._failed_pages, set()
+        return failed
+
+    def take_report(self) -> WorkerReport | None:
+        """What the scheduler half must hear about this step, if anything."""
+        if self._report.is_empty():
+            return None
+        report, self._report = self._report, WorkerReport()
+        return report
+
+    def _need_engine(self) -> tuple[PagedKV, ModelBatch]:
+        if self._engine is None:
+            raise UnsupportedError(self._unsupported or "the support gate has not run")
+        return self._engine
+
+    def _open(self) -> tuple[PagedKV, ModelBatch]:
+        if self._runner is None:
+            raise UnsupportedError("vLLM's model runner was not found")
+        check_config(self._config)
+        check_groups(self._runner.attn_groups)
+        started = time.perf_counter()
+        context = self._config.compilation_config.static_forward_context
+        layers = read_layers(self._runner.get_model(), self._caches, context)
+        # The runner's builder sets what the writer needs (such as the CPU instruction set), so it comes first.
+        batch = ModelBatch(
+            self._runner,
+            self._config,
+            list(self._caches),
+            int(layers[0].cache.shape[2]),
+            layers[0].cache.device,
+        )
+        kv = PagedKV(layers)
+        logger.debug("TokenDance: page packing learned in %.0f ms", (time.perf_counter() - started) * 1e3)
+        return kv, batch

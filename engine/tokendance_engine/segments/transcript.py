@@ -1,0 +1,138 @@
+"""The shared transcript of a session: which segments its master holds, and at which rows.
+
+A row is a token position of the master's own context. Rows below `preamble` belong to the text the shared segments
+were computed after; they are never restored into a member.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tokendance_engine.segments.key import Segment, SegmentKey, Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One segment inside the master: its tokens start at row `row`."""
+
+    key: SegmentKey
+    row: int
+    tokens: Tokens
+
+
+@dataclass(slots=True)
+class Transcript:
+    """Ordered shared segments after a preamble. Only ever appended to.
+
+    Attributes:
+        preamble: tokens of rows [0, len(preamble)).
+        entries: segments in order, contiguous.
+    """
+
+    preamble: Tokens
+    entries: list[Entry] = field(default_factory=list)
+    rows: int = 0
+    _by_key: dict[SegmentKey, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rows = len(self.preamble)
+
+    def __contains__(self, key: SegmentKey) -> bool:
+        return key in self._by_key
+
+    def append(self, key: SegmentKey, tokens: Tokens) -> Entry:
+        """Add a segment after the last row."""
+        entry = Entry(key, self.rows, tokens)
+        self._by_key.setdefault(key, []).append(len(self.entries))
+        self.entries.append(entry)
+        self.rows += len(tokens)
+        return entry
+
+    def extended(self, segments: Iterable[tuple[SegmentKey, Tokens]]) -> Transcript:
+        """A new transcript: this one, then these segments."""
+        longer = Transcript(self.preamble)
+        for entry in self.entries:
+            longer.append(entry.key, entry.tokens)
+        for key, tokens in segments:
+            longer.append(key, tokens)
+        return longer
+
+    def counts(self) -> Counter[SegmentKey]:
+        """How often each segment occurs."""
+        return Counter({key: len(at) for key, at in self._by_key.items()})
+
+    def tokens(self, start: int = 0) -> Tokens:
+        """Token ids of rows [start, rows)."""
+        whole = np.concatenate([self.preamble, *(e.tokens for e in self.entries)]).astype(np.int32)
+        return whole[start:]
+
+    def match(self, prompt: Tokens, segments: Sequence[Segment]) -> list[int | None]:
+        """Master row of each segment of a prompt, or None.
+
+        Repeated segments (the same label every round, two equal outputs) are aligned from the end, so that the
+        newest occurrence in the prompt meets the newest in the transcript even if the prompt lost older rounds.
+        """
+        left = {key: list(at) for key, at in self._by_key.items()}
+        found: list[int | None] = [None] * len(segments)
+        for i in range(len(segments) - 1, -1, -1):
+            at = left.get(segments[i].key)
+            if not at:
+                continue
+            entry = self.entries[at.pop()]
+            if np.array_equal(entry.tokens, prompt[segments[i].start : segments[i].end]):
+                found[i] = entry.row
+        return found
+
+    def check(self) -> None:
+        """Raise AssertionError unless rows, entries and index agree (tests call this after every scenario)."""
+        row = len(self.preamble)
+        for i, entry in enumerate(self.entries):
+            assert entry.row == row, f"entry {i} starts at row {entry.row}, expected {row}"
+            assert i in self._by_key[entry.key]
+            row += len(entry.tokens)
+        assert row == self.rows
+        assert sum(map(len, self._by_key.values())) == len(self.entries)
+
+
+def shared_order(
+    prompts: Sequence[Sequence[Segment]], known: Counter[SegmentKey]
+) -> list[tuple[int, Segment]]:
+    """The segments a round shares, in canonical order, as (member, segment).
+
+    Shared is what occurs in at least two members, or in one member and in the session's transcript (`known`).
+    Leading segments that all members share are not listed (prefix caching already shares them), nor is any
+    prompt's last segment (it ends in the template's answer marker and is always computed). The order is the first
+    member's; segments only others have follow in the order they are met. A segment that occurs k times in some
+    member is listed k times.
+    """
+    skip = leading(prompts)
+    bodies = [p[skip:-1] for p in prompts]
+    spread = Counter(key for body in bodies for key in {s.key for s in body})
+    order: list[tuple[int, Segment]] = []
+    have: Counter[SegmentKey] = Counter()
+    for member, body in enumerate(bodies):
+        seen: Counter[SegmentKey] = Counter()
+        for segment in body:
+            if spread[segment.key] < 2 and segment.key not in known:
+                continue
+            seen[segment.key] += 1
+            if seen[segment.key] > have[segment.key]:
+                have[segment.key] += 1
+                order.append((member, segment))
+    return order
+
+
+def leading(prompts: Sequence[Sequence[Segment]]) -> int:
+    """How many leading segments all (two or more) members have in common."""
+    if len(prompts) < 2:
+        return 0
+    n = 0
+    for column in zip(*(p[:-1] for p in prompts), strict=False):
+        if any(s.key != column[0].key for s in column):
+            break
+        n += 1
+    return n
