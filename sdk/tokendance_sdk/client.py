@@ -12,8 +12,11 @@ from openai import APIStatusError, OpenAI
 from tokendance_sdk import plain
 from tokendance_sdk.async_client import AsyncRounds, AsyncTokenDance
 from tokendance_sdk.events import RoundAccumulator, RoundEvent
+from tokendance_sdk.layout import Layout
+from tokendance_sdk.prompt import DEFAULT_LABEL, History, Label
 from tokendance_sdk.requests import Agent, RoundCall, prepare
 from tokendance_sdk.results import RoundResult, parse_response, past_deadline, replaced
+from tokendance_sdk.session import Context, Session, open_state
 from tokendance_sdk.streams import RoundStream
 from tokendance_sdk.wire import (
     ROUNDS,
@@ -47,6 +50,27 @@ class TokenDance:
         self.kind = ServerKind(mode)
         self.max_parallel = max_parallel
         self.rounds = Rounds(self)
+
+    def session(
+        self,
+        session_id: str,
+        *,
+        model: str,
+        agents: Mapping[str, History],
+        context: Context = "window",
+        layout: Layout | None = None,
+        label: Label | None = DEFAULT_LABEL,
+        **defaults: Any,
+    ) -> Session:
+        """Rounds that follow one another, ids `session_id:0`, `session_id:1`, ...
+
+        Args:
+            agents: agent -> its private history (text, or messages), in the order of the round.
+            context: what stays of earlier rounds: `window` the agent's own outputs, `transcript` everybody's.
+            defaults: fields for every round, as for `rounds.create`.
+        """
+        state = open_state(session_id, agents, context, layout, label)
+        return Session(self, state, {"model": model, **defaults})
 
     def status(self) -> dict[str, Any] | None:
         """What the server says about its TokenDance engine; None from a server that has none."""
