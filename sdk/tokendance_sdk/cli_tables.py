@@ -1,0 +1,89 @@
+"""Tables of the command line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from statistics import median
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tokendance_sdk.replay import Replay, RoundRow
+
+_TOKENS = ("prompt", "cached", "reused", "recomputed", "fresh")
+
+
+def rounds_table(played: Replay, title: str) -> Table:
+    """One line per round: token sums over its agents, and how long it took."""
+    table = Table(title=title, caption=caption(played), caption_justify="left", title_justify="left")
+    for name in ("round", "agents", *_TOKENS, "ms"):
+        table.add_column(name, justify="right")
+    table.add_column("note")
+    for row in played.rows:
+        counts = (f"{getattr(row, f'{name}_tokens'):,}" for name in _TOKENS)
+        table.add_row(str(row.index), str(row.agents), *counts, f"{row.wall_ms:,.0f}", _note(row))
+    table.add_section()
+    sums = (f"{sum(getattr(row, f'{name}_tokens') for row in played.rows):,}" for name in _TOKENS)
+    table.add_row("all", "", *sums, f"{sum(row.wall_ms for row in played.rows):,.0f}", "")
+    return table
+
+
+def comparison_table(ours: Replay, other: Replay) -> Table:
+    """Round by round: prompt tokens that went through the model, and latency, of both."""
+    table = Table(title="TokenDance against plain vLLM", title_justify="left")
+    for name in ("round", "computed: plain", "TokenDance", "ratio", "ms: plain", "TokenDance", "ratio"):
+        table.add_column(name, justify="right")
+    for a, b in zip(ours.rows, other.rows, strict=True):
+        table.add_row(
+            str(a.index),
+            f"{b.computed_tokens:,}",
+            f"{a.computed_tokens:,}",
+            _ratio(b.computed_tokens, a.computed_tokens),
+            f"{b.wall_ms:,.0f}",
+            f"{a.wall_ms:,.0f}",
+            _ratio(b.wall_ms, a.wall_ms),
+        )
+    table.add_section()
+    # Round 0 shares nothing and warms both servers up.
+    pair = [[row for row in played.rows if row.index > 0] or list(played.rows) for played in (other, ours)]
+    computed = [sum(row.computed_tokens for row in rows) for rows in pair]
+    times = [median(row.wall_ms for row in rows) for rows in pair]
+    table.add_row(
+        "1.. sum, median",
+        *(f"{n:,}" for n in computed),
+        _ratio(*computed),
+        *(f"{t:,.0f}" for t in times),
+        _ratio(*times),
+    )
+    return table
+
+
+def caption(played: Replay) -> str:
+    """What was played, in one line."""
+    length = "exactly" if played.forced_length else "at most"
+    return (
+        f"{played.workload}, {played.cut}; context {played.context}, layout {played.layout}, fidelity "
+        f"{played.fidelity}; {length} {played.answer_tokens} answer tokens, greedy; "
+        "token counts are sums over the agents"
+    )
+
+
+def outputs_lines(rows: Sequence[RoundRow]) -> list[str]:
+    """The generated texts, one line each."""
+    return [
+        f"round {row.index}  {agent}: {' '.join(text.split())}"
+        for row in rows
+        for agent, text in row.outputs.items()
+    ]
+
+
+def _note(row: RoundRow) -> str:
+    notes = [f"{count} x {reason}" for reason, count in Counter(row.fallbacks).most_common()]
+    return ", ".join([*notes, *(f"{agent} failed: {reason[:60]}" for agent, reason in row.failed.items())])
+
+
+def _ratio(before: float, after: float) -> str:
+    return f"{before / after:.2f}x" if after else "-"
