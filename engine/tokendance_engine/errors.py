@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class EngineError(Exception):
     """Base of every error the engine plugin raises on purpose."""
@@ -27,3 +29,8 @@ class RequestRejectedError(EngineError):
         super().__init__(message)
         self.status = status
         self.param = param
+
+    def to_openai(self) -> dict[str, Any]:
+        """The error as an OpenAI-compatible server reports it."""
+        kind = "BadRequestError" if self.status == 400 else "RequestTooLargeError"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.status}}

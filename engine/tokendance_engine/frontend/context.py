@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokendance_sdk.protocol import RoundTag
 
+from tokendance_engine.errors import RequestRejectedError
+
 if TYPE_CHECKING:
     from tokendance_engine.frontend.muster import Muster
 
@@ -18,6 +20,7 @@ class RequestState:
 
     Attributes:
         tag: who the request belongs to; None: an ordinary request, which nothing of ours may touch.
+        refusal: why the request is not served, once that was found; its tag stays None.
         reports: engine request id -> member report, as they come back from the engine.
         muster: where the members of a `/v1/rounds` request wait for each other; None: a request of its own.
         index: place among the members of the muster.
@@ -25,6 +28,7 @@ class RequestState:
     """
 
     tag: RoundTag | None = None
+    refusal: RequestRejectedError | None = None
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     muster: Muster | None = None
     index: int = 0

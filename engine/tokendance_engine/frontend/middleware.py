@@ -2,7 +2,8 @@
 
 vLLM puts it outside its authentication. So it answers nothing itself and looks at no body of its own accord:
 everything happens when the application inside first asks for the body, which it does only after the key was
-accepted. A refusal is raised there, and vLLM's own handler turns it into the answer.
+accepted. A refusal is raised there as an `HTTPException`, which vLLM answers; on the way out its body is put
+into the shape of vLLM's validation errors, naming the field.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ class _Body:
         try:
             return await self._read()
         except RequestRejectedError as error:
+            self._state.refusal = error
             raise HTTPException(error.status, detail=str(error)) from None
 
     async def _read(self) -> Message:
@@ -128,8 +130,7 @@ class _Body:
             return content
         del body[BODY_KEY]
         content = json.dumps(body).encode()
-        length = (b"content-length", str(len(content)).encode())
-        headers[:] = [length if name.lower() == length[0] else (name, value) for name, value in headers]
+        headers[:] = _with_length(self._scope, len(content))["headers"]
         return content
 
     def _check_size(self, size: int) -> None:
@@ -152,7 +153,9 @@ class _Answer:
         self._stream: StreamReporter | None = None
 
     async def send(self, message: Message) -> None:
-        if self._state.tag is None:
+        if self._state.refusal is not None:
+            await self._refuse(message, self._state.refusal)
+        elif self._state.tag is None:
             await self._send(message)
         elif message["type"] == "http.response.start":
             await self._begin(message)
@@ -178,6 +181,13 @@ class _Answer:
         else:
             await self._send(message)
 
+    async def _refuse(self, message: Message, refusal: RequestRejectedError) -> None:
+        body = json.dumps(refusal.to_openai()).encode()
+        if message["type"] == "http.response.start":
+            await self._send(_with_length(message, len(body)))
+        elif not message.get("more_body", False):
+            await self._send({**message, "body": body})
+
     async def _finish(self, start: Message) -> None:
         body = bytes(self._body)
         if self._state.reports:
@@ -186,9 +196,15 @@ class _Answer:
             body = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode(
                 "utf-8", "surrogatepass"
             )
-            start["headers"] = [
-                (name, str(len(body)).encode() if name.lower() == b"content-length" else value)
-                for name, value in start["headers"]
-            ]
+            start = _with_length(start, len(body))
         await self._send(start)
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _with_length(message: Message, length: int) -> Message:
+    """A response start (or a scope) with its content-length, if it has one, set to `length` bytes."""
+    headers = [
+        (name, str(length).encode() if name.lower() == b"content-length" else value)
+        for name, value in message["headers"]
+    ]
+    return {**message, "headers": headers}

@@ -40,7 +40,7 @@ def rounds_router(config: EngineConfig) -> APIRouter:
         try:
             request = parse_round(await _body(raw_request, config.max_body_bytes), config)
         except RequestRejectedError as error:
-            raise HTTPException(error.status, detail=str(error)) from None
+            return JSONResponse(error.to_openai(), status_code=error.status)
         response: Response = await answer(request, raw_request)
         return response
 
