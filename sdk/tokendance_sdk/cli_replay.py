@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from warnings import catch_warnings, simplefilter
 
 import typer
 from rich.console import Console
@@ -101,6 +102,8 @@ def play(
     """Replay with a progress bar on standard error."""
     from openai import AsyncOpenAI
 
+    from tokendance_sdk.client import PlainServerWarning
+
     async def run() -> Replay:
         async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
             return await replay(
@@ -108,7 +111,8 @@ def play(
             )
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress, catch_warnings():
+        simplefilter("ignore", PlainServerWarning)  # the table's title says it
         task = progress.add_task(f"{scenario.name} {label}", total=len(scenario.rounds))
         return asyncio.run(run())
 

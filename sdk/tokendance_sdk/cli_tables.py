@@ -6,6 +6,7 @@ from collections import Counter
 from statistics import median
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -18,9 +19,11 @@ _TOKENS = ("prompt", "cached", "reused", "recomputed", "fresh")
 
 def rounds_table(played: Replay, title: str) -> Table:
     """One line per round: token sums over its agents, and how long it took."""
-    table = Table(title=title, caption=caption(played), caption_justify="left", title_justify="left")
+    table = Table(
+        title=title, caption=caption(played), caption_justify="left", title_justify="left", box=SIMPLE
+    )
     for name in ("round", "agents", *_TOKENS, "ms"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("note")
     for row in played.rows:
         counts = (f"{getattr(row, f'{name}_tokens'):,}" for name in _TOKENS)
@@ -33,9 +36,15 @@ def rounds_table(played: Replay, title: str) -> Table:
 
 def comparison_table(ours: Replay, other: Replay) -> Table:
     """Round by round: prompt tokens that went through the model, and latency, of both."""
-    table = Table(title="TokenDance against plain vLLM", title_justify="left")
-    for name in ("round", "computed: plain", "TokenDance", "ratio", "ms: plain", "TokenDance", "ratio"):
-        table.add_column(name, justify="right")
+    table = Table(
+        title="Prompt tokens computed, and round latency",
+        title_justify="left",
+        caption="last line: without round 0, which shares nothing; sum of tokens, median latency",
+        caption_justify="left",
+        box=SIMPLE,
+    )
+    for name in ("round", "plain", "TokenDance", "less", "plain ms", "TokenDance ms", "faster"):
+        table.add_column(name, justify="right", no_wrap=True)
     for a, b in zip(ours.rows, other.rows, strict=True):
         table.add_row(
             str(a.index),
@@ -52,7 +61,7 @@ def comparison_table(ours: Replay, other: Replay) -> Table:
     computed = [sum(row.computed_tokens for row in rows) for rows in pair]
     times = [median(row.wall_ms for row in rows) for rows in pair]
     table.add_row(
-        "1.. sum, median",
+        "1 on",
         *(f"{n:,}" for n in computed),
         _ratio(*computed),
         *(f"{t:,.0f}" for t in times),

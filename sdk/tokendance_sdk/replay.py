@@ -36,8 +36,8 @@ class RoundRow:
     Attributes:
         wall_ms: from sending the round to having every answer.
         fallbacks: why members reused nothing, and how many each.
-        outputs: agent -> generated text (the recorded one went into the next round).
-        failed: agent -> why it has no answer.
+        outputs: agent's wire id -> generated text (the recorded one went into the next round).
+        failed: agent's wire id -> why it has no answer.
     """
 
     index: int

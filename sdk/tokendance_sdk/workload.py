@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from tokendance_sdk.workload_cut import Cut
 
 SCHEMA = "tokendance.workload/1"
+
+_NOT_WIRE = re.compile(r"[^A-Za-z0-9.-]+")
 
 Context = Literal["window", "transcript"]
 """What a prompt shares: outputs of the round before (`window`), or of all rounds before (`transcript`)."""
@@ -75,6 +78,15 @@ class Workload:
         """Ids in file order."""
         return tuple(agent.id for agent in self.agents)
 
+    @property
+    def wire_ids(self) -> dict[str, str]:
+        """Agent id -> id on the wire, where names of people are not allowed; distinct, the same every time."""
+        ids: dict[str, str] = {}
+        for place, agent in enumerate(self.agent_ids):
+            plain = _NOT_WIRE.sub("_", agent)[:100]
+            ids[agent] = plain if plain.strip("_") and plain not in ids.values() else f"{plain}:{place}"
+        return ids
+
     def shared(self, t: int, context: Context = "window") -> list[Block]:
         """The shared blocks of round `t` in canonical order: one per agent and round; none in round 0."""
         first = 0 if context == "transcript" else max(0, t - 1)
@@ -97,6 +109,8 @@ class Workload:
     ) -> RoundPrompt:
         """The prompt of `agent` in round `t`: system, private history, shared blocks by `layout`, task.
 
+        Labels and layouts see the agents' names; the prompt itself goes under the agent's wire id.
+
         Raises:
             WorkloadError: there is no round `t`.
         """
@@ -104,7 +118,7 @@ class Workload:
             raise WorkloadError(
                 f"workload {self.name!r} has no round {t}; allowed: 0 to {len(self.rounds) - 1}"
             )
-        return RoundPrompt.assemble(
+        prompt = RoundPrompt.assemble(
             agent.id,
             self.private_history(agent, t, context),
             self.shared(t, context),
@@ -112,6 +126,7 @@ class Workload:
             self.rounds[t].task or None,
             system=agent.system or None,
         )
+        return replace(prompt, agent=self.wire_ids[agent.id])
 
 
 def find_workload(name: str | Path) -> Path:
@@ -219,8 +234,7 @@ def _round(record: Mapping[str, Any], ids: list[str], where: str) -> WorkloadRou
     missing = [agent for agent in ids if not isinstance(outputs.get(agent), str) or not outputs[agent]]
     if missing or len(outputs) != len(ids):
         raise WorkloadError(
-            f"{where}: outputs of {sorted(outputs)}; expected a non-empty text of each of {ids} "
-            f"(missing or empty: {missing})"
+            f"{where}: outputs of {sorted(outputs)} (empty: {missing}); expected a text of each of {ids}"
         )
     ordered = {agent: outputs[agent] for agent in ids}
     private = record.get("private") or {}

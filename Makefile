@@ -1,0 +1,60 @@
+# Each target sets up what it needs. `make demo` is the place to start.
+SHELL := /bin/bash
+PYTHON ?= $(firstword $(shell command -v python3.11) python3)
+
+export VLLM_CPU_KVCACHE_SPACE ?= 2
+export HF_HUB_OFFLINE ?= 1
+export VLLM_NO_USAGE_STATS ?= 1
+
+BIN := .venv/bin
+CODE := sdk engine benchmarks tests examples requirements
+TYPED := sdk/tokendance_sdk engine/tokendance_engine benchmarks/tokendance_bench
+
+# A stamp's name holds the hash of what it was made from: another lock, another stamp.
+key = $(shell cat requirements/$(1).txt requirements/setup.sh pyproject.toml | sha256sum | cut -c1-12)
+ENGINE_READY := .venv/.ready-$(call key,engine)
+SDK_READY := .venv-sdk/.ready-$(call key,sdk)
+
+.PHONY: help setup setup-sdk demo check lint types unit test test-sdk test-server bench clean distclean
+
+help:  ## show this
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(ENGINE_READY) $(SDK_READY)  ## both environments: .venv (engine and SDK) and .venv-sdk (SDK, newest clients)
+
+$(ENGINE_READY): ; requirements/setup.sh .venv engine $(PYTHON) $@
+
+$(SDK_READY): ; requirements/setup.sh .venv-sdk sdk $(PYTHON) $@
+
+demo: $(ENGINE_READY)  ## a multi-agent story with and without TokenDance, on this CPU
+	$(BIN)/tokendance demo $(ARGS)
+
+lint: $(ENGINE_READY)
+	$(BIN)/ruff format --check $(wildcard $(CODE))
+	$(BIN)/ruff check $(wildcard $(CODE))
+
+types: $(ENGINE_READY)
+	$(BIN)/mypy --strict $(TYPED)
+
+unit: $(ENGINE_READY)
+	$(BIN)/pytest -q -m "not server" $(ARGS)
+
+check: lint types unit  ## lint, types, unit tests: under two minutes
+
+test-sdk: $(SDK_READY)
+	.venv-sdk/bin/pytest -q -m "not server" tests/sdk $(ARGS)
+
+test-server: $(ENGINE_READY)
+	$(BIN)/pytest -q -m server $(ARGS)
+
+test: check test-sdk test-server  ## everything: also the SDK with the newest clients, and a real vLLM
+
+bench: $(ENGINE_READY)  ## measure; for example ARGS="prefill --quick"
+	$(BIN)/tokendance bench $(ARGS)
+
+clean:  ## remove caches and build outputs
+	rm -rf build dist sdk/*.egg-info *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./.venv -prune -o -path ./.venv-sdk -prune -o -name __pycache__ -type d -print0 | xargs -0r rm -rf
+
+distclean: clean  ## and the environments
+	rm -rf .venv .venv-sdk
