@@ -46,7 +46,7 @@ class TokenDanceConnector(KVConnectorBase_V1):
         if role == KVConnectorRole.SCHEDULER:
             self.scheduler = SchedulerSide(vllm_config, settings, kv_cache_config)
         else:
-            self.worker = self.worker_class(vllm_config)
+            self.worker = self.worker_class(vllm_config, settings)
 
     @property
     def requires_kv_delivery(self) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tokendance_engine.kernels.rope import RopeTable, rotate
@@ -66,7 +67,7 @@ def learn_packing(layer: Layer) -> Packing:
     """
     _, heads, size, width = layer.cache.shape
     dim = width // 2
-    scratch = Layer(layer.module, _scratch_like(layer.cache, pages=2), layer.rope)
+    scratch = Layer(layer.module, scratch_like(layer.cache, pages=2), layer.rope)
     index = torch.arange(size * dim, device=layer.cache.device)
     found = []
     for plane in range(2):
@@ -93,7 +94,7 @@ def learn_packing(layer: Layer) -> Packing:
     return Packing(*found)
 
 
-def _scratch_like(cache: torch.Tensor, pages: int) -> torch.Tensor:
+def scratch_like(cache: torch.Tensor, pages: int) -> torch.Tensor:
     """Empty pages with the memory order of `cache` inside a page."""
     order = sorted(range(1, cache.dim()), key=cache.stride, reverse=True)
     shape = [pages, *(cache.shape[d] for d in order)]
@@ -105,7 +106,7 @@ class PagedKV:
     """All layers' pages of one KV cache group.
 
     Args:
-        layers: in forward order; all have the same page size, heads and head size.
+        layers: in forward order; all have the same page size, heads, head size and packing.
     """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
@@ -133,39 +134,52 @@ class PagedKV:
     @torch.inference_mode()
     def restore(self, jobs: Sequence[MemberJob]) -> None:
         """Write every restore span of every job, keys rotated from master row to prompt position (layer by layer)."""
-        work = [_Restore.of(job, self) for job in jobs if len(job.restore)]
+        work = [Restore.of(job, self.page_size) for job in jobs if len(job.restore)]
         if not work:
             return
-        master_pages = {id(w.pages): w.pages for w in work}
+        ropes = {id(layer.rope): layer.rope for layer in self.layers if layer.rope is not None}
+        device = self.layers[0].cache.device
+        on_device = [
+            (
+                torch.from_numpy(w.master_pages.astype(np.int64)).to(device),
+                torch.from_numpy(w.rows).to(device),
+                torch.from_numpy(w.slots).to(device),
+                {key: rope.difference(*w.positions(device)) for key, rope in ropes.items()},
+            )
+            for w in work
+        ]
         for layer in self.layers:
-            rows = {key: self.read(layer, pages) for key, pages in master_pages.items()}
-            for w in work:
-                key, value = (plane.index_select(0, w.rows) for plane in rows[id(w.pages)])
+            for pages, rows, slots, angles in on_device:
+                key, value = (plane.index_select(0, rows) for plane in self.read(layer, pages))
                 if layer.rope is not None:
-                    key = rotate(key, *w.angles[id(layer.rope)], neox=layer.rope.neox)
-                write_rows(layer, key, value, w.slots)
+                    key = rotate(key, *angles[id(layer.rope)], neox=layer.rope.neox)
+                write_rows(layer, key, value, slots)
 
 
 @dataclass(frozen=True, slots=True)
-class _Restore:
-    """Index tensors of one job, the same for all layers."""
+class Restore:
+    """Indices of one job's restore spans, row by row; the same for all layers.
 
-    pages: torch.Tensor
-    rows: torch.Tensor
-    slots: torch.Tensor
-    angles: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    Attributes:
+        master_pages: the master's page table.
+        rows: master rows, int64 [n]; a row is also the position its key was computed at.
+        targets: prompt positions, int64 [n].
+        slots: page * page size + offset of each target, int64 [n].
+    """
+
+    master_pages: PageTable
+    rows: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, job: MemberJob, kv: PagedKV) -> _Restore:
-        device = kv.layers[0].cache.device
+    def of(cls, job: MemberJob, page_size: int) -> Restore:
+        """Expand a job's spans."""
         rows = np.concatenate([np.arange(row, row + n) for row, _, n in job.restore])
         at = np.concatenate([np.arange(pos, pos + n) for _, pos, n in job.restore])
-        slots = job.pages[at // kv.page_size].astype(np.int64) * kv.page_size + at % kv.page_size
-        old, new = torch.from_numpy(rows).to(device), torch.from_numpy(at).to(device)
-        ropes = {id(layer.rope): layer.rope for layer in kv.layers if layer.rope is not None}
-        angles = {key: rope.difference(old, new) for key, rope in ropes.items()}
-        return cls(_on(job.master_pages, device), old, torch.from_numpy(slots).to(device), angles)
+        slots = job.pages[at // page_size].astype(np.int64) * page_size + at % page_size
+        return cls(job.master_pages, rows, at, slots)
 
-
-def _on(array: PageTable, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(array.astype(np.int64)).to(device)
+    def positions(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Old and new position of every row, int64 [n]."""
+        return torch.from_numpy(self.rows).to(device), torch.from_numpy(self.targets).to(device)

@@ -16,9 +16,10 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
 from tokendance_engine.adapters.vllm.messages import StepMeta, WorkerReport
-from tokendance_engine.adapters.vllm.pages import PagedKV
+from tokendance_engine.adapters.vllm.pages import Layer, PackingError, PagedKV
 from tokendance_engine.adapters.vllm.support import UnsupportedError, check_config, check_groups, read_layers
 from tokendance_engine.adapters.vllm.virtual_batch import ModelBatch
+from tokendance_engine.config import EngineConfig
 from tokendance_engine.reuse.collector import collect, compute
 from tokendance_engine.reuse.ports import MemberJob
 
@@ -28,8 +29,9 @@ logger = init_logger("vllm.tokendance")
 class WorkerSide:
     """Masters, restores and virtual batches of one worker process."""
 
-    def __init__(self, config: VllmConfig) -> None:
+    def __init__(self, config: VllmConfig, settings: EngineConfig) -> None:
         self._config = config
+        self._settings = settings
         self._runner: Any = None
         self._caches: Mapping[str, torch.Tensor] = {}
         self._engine: tuple[PagedKV, ModelBatch] | None = None
@@ -64,7 +66,8 @@ class WorkerSide:
             return f"reuse is off: {self._unsupported}"
         kv, _ = self._engine
         kind = type(kv.layers[0].module.impl).__name__
-        return f"reuse is on for {len(kv.layers)} layers, pages of {kv.page_size} tokens, {kind}"
+        path = type(kv).__name__
+        return f"reuse is on for {len(kv.layers)} layers, pages of {kv.page_size} tokens, {kind}, restore by {path}"
 
     def status(self) -> dict[str, Any]:
         """Gate result and live families, for the status route."""
@@ -146,6 +149,17 @@ class WorkerSide:
             int(layers[0].cache.shape[2]),
             layers[0].cache.device,
         )
-        kv = PagedKV(layers)
+        kv = self._open_pages(layers)
         logger.debug("TokenDance: page packing learned in %.0f ms", (time.perf_counter() - started) * 1e3)
         return kv, batch
+
+    def _open_pages(self, layers: list[Layer]) -> PagedKV:
+        """The fastest restore that was verified on these pages."""
+        if self._settings.page_writer == "auto" and layers[0].cache.device.type == "cpu":
+            try:
+                from tokendance_engine.adapters.vllm.cpu_pages import CpuPagedKV
+
+                return CpuPagedKV(layers)
+            except (PackingError, ImportError) as error:
+                logger.info("TokenDance: restoring through the attention backend's writer (%s)", error)
+        return PagedKV(layers)

@@ -1,0 +1,146 @@
+"""One engine inside this process, for measurements that need its logits or its quiet."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from tokendance_sdk.prompt import RoundPrompt
+from tokendance_sdk.protocol import BODY_KEY, SEPARATOR
+
+from tokendance_bench import forcing
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids of one prompt, and where its segments meet."""
+
+    agent: str
+    tokens: list[int]
+    boundaries: list[int]
+
+    @property
+    def history(self) -> list[int]:
+        """What stands before the first boundary."""
+        return self.tokens[: self.boundaries[0]] if self.boundaries else self.tokens
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One round as an engine served it.
+
+    Attributes:
+        seconds: from submission to the last member's end.
+        tokens: generated ids per member.
+        reports: member reports, None for untagged requests.
+        logprobs: float32 [steps, vocab] per member, when answers were forced.
+    """
+
+    seconds: float
+    tokens: list[list[int]]
+    reports: list[dict[str, Any] | None]
+    logprobs: list[torch.Tensor] = field(default_factory=list)
+
+
+class Engine:
+    """vLLM with the TokenDance connector; untagged requests take vLLM's own path.
+
+    Args:
+        model: a Hugging Face folder.
+        settings: keyword arguments for `vllm.LLM`.
+    """
+
+    def __init__(self, model: str, kv_gib: int = 4, **settings: Any) -> None:
+        os.environ.update(
+            VLLM_ENABLE_V1_MULTIPROCESSING="0",
+            VLLM_CPU_KVCACHE_SPACE=str(kv_gib),
+            HF_HUB_OFFLINE="1",
+            VLLM_NO_USAGE_STATS="1",
+            VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+        )
+        from tokendance_engine.offline import llm_kwargs
+        from vllm import LLM
+
+        defaults = {
+            "enforce_eager": True,
+            "dtype": "float32",
+            "block_size": 32,
+            "gpu_memory_utilization": 0.3,
+        }
+        self.llm = LLM(
+            model, logits_processors=[forcing.ForcedAnswers], **llm_kwargs(), **{**defaults, **settings}
+        )
+        self.tokenizer = self.llm.get_tokenizer()
+        core = self.llm.llm_engine.engine_core.engine_core
+        self.scheduler = core.scheduler.connector.scheduler
+        self._names = 0
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids without special tokens."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def prompt(self, prompt: RoundPrompt) -> Prompt:
+        """Tokenize a round prompt as the engine's front end does: template first, then segment by segment."""
+        text = self.tokenizer.apply_chat_template(prompt.messages, tokenize=False, add_generation_prompt=True)
+        tokens: list[int] = []
+        boundaries: list[int] = []
+        for i, piece in enumerate(text.split(SEPARATOR)):
+            if i:
+                boundaries.append(len(tokens))
+            tokens += self.encode(piece)
+        return Prompt(prompt.agent, tokens, boundaries)
+
+    def cache_histories(self, prompts: Sequence[Prompt]) -> None:
+        """Let vLLM's prefix cache hold every prompt's history."""
+        self.round([Prompt(p.agent, p.history, []) for p in prompts])
+
+    def forget(self) -> None:
+        """Empty the prefix cache and drop all masters."""
+        self.scheduler.reset()
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError("the prefix cache could not be reset; is a request still running?")
+
+    def round(
+        self,
+        prompts: Sequence[Prompt],
+        tag: dict[str, Any] | None = None,
+        answers: Sequence[list[int]] | None = None,
+        max_tokens: int = 1,
+    ) -> Outcome:
+        """Serve all prompts at once, as members of a round if `tag` (fields of `RoundTag`) is given."""
+        from tokendance_engine.offline import tag as tagged
+        from vllm import SamplingParams
+
+        params, names = [], []
+        for i, prompt in enumerate(prompts):
+            one = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+            if answers is not None:
+                self._names += 1
+                names.append(f"r{self._names}")
+                one = forcing.forced(one, answers[i], names[-1])
+            if tag is not None:
+                agent = prompt.agent.replace(" ", "_")
+                one = tagged(one, agent_id=agent, round_size=len(prompts), segments=prompt.boundaries, **tag)
+            params.append(one)
+        started = time.perf_counter()
+        outputs = self.llm.generate([{"prompt_token_ids": p.tokens} for p in prompts], params, use_tqdm=False)
+        seconds = time.perf_counter() - started
+        logprobs = [torch.stack([kept[s] for s in sorted(kept)]) for kept in map(forcing.captured.pop, names)]
+        return Outcome(
+            seconds,
+            [list(o.outputs[0].token_ids) for o in outputs],
+            [(o.kv_transfer_params or {}).get(BODY_KEY) for o in outputs],
+            logprobs,
+        )
+
+
+def divergence(exact: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> tuple[float, float]:
+    """Mean KL(exact || other) over all steps and members, and how often the argmax agrees."""
+    kl = [(a.exp() * (a - b)).sum(-1).mean().item() for a, b in zip(exact, other, strict=True)]
+    top = [(a.argmax(-1) == b.argmax(-1)).float().mean().item() for a, b in zip(exact, other, strict=True)]
+    return float(np.mean(kl)), float(np.mean(top))
