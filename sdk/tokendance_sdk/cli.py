@@ -116,6 +116,19 @@ def _complain(message: str) -> None:
     Console(stderr=True, soft_wrap=True).print(f"error: {message}", markup=False, style="red")
 
 
+def _explained(error: Exception) -> str:
+    """What to tell people about an error they can do something about; any other is raised again."""
+    if isinstance(error, TokenDanceError):
+        return str(error)
+    # An OpenAI error can only come from a module that is loaded; importing it takes a second.
+    openai = sys.modules.get("openai")
+    if openai is None or not isinstance(error, openai.OpenAIError):
+        raise error
+    if isinstance(error, openai.APIConnectionError):
+        return f"no answer from {error.request.url}: {error} Is the server up, and --base-url right?"
+    return str(error)
+
+
 def _on_terminate(number: int, frame: FrameType | None) -> None:
     # As an exception, so that servers started by a command are taken down on the way out.
     raise SystemExit(128 + number)
@@ -125,22 +138,17 @@ def main() -> None:
     """Entry point of the `tokendance` command."""
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, _on_terminate)
-    from openai import APIConnectionError, OpenAIError
-
     from tokendance_sdk import cli_demo, cli_replay
 
     cli_replay.register(app)
     cli_demo.register(app)
     try:
         app()
-    except APIConnectionError as error:
-        _complain(f"no answer from {error.request.url}: {error}; is the server up, and --base-url right?")
-        sys.exit(1)
-    except (TokenDanceError, OpenAIError) as error:
-        _complain(str(error))
-        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        _complain(_explained(error))
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -77,8 +77,7 @@ def replay_command(
     console = Console()
     whole = load_workload(workload)
     with OpenAI(base_url=base_url, api_key=api_key) as probe:
-        first, root = served_model(probe)
-        name = model or first
+        name, root = (model, model) if model else served_model(probe)
         encode, decode = server_codec(probe, name)
         size = Cut(agents, rounds, history_tokens, block_tokens)
         scenario = cut(whole, size, encode, decode)
@@ -89,7 +88,7 @@ def replay_command(
     if compare is not None:
         with _other_server(compare, root) as url:
             with OpenAI(base_url=url, api_key=api_key) as probe:
-                its_name, _ = served_model(probe)
+                its_name = model if model and compare != "start" else served_model(probe)[0]
             other = play(scenario, how, url, its_name, api_key=api_key, label=url)
     show(console, ours, other, as_json=as_json, verbose=verbose)
     if ours.failed or (other is not None and other.failed):
