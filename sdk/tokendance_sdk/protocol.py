@@ -95,9 +95,15 @@ class RoundTag(BaseModel):
     round_id: str = Field(description=f"Round, {ID_RULE}.")
     agent_id: str | None = Field(default=None, description="Member; default: the request's own id.")
     round_size: int | None = Field(
-        default=None, ge=1, le=MAX_ROUND_SIZE, strict=True, description="Members to wait for; absent: a short window."
+        default=None,
+        ge=1,
+        le=MAX_ROUND_SIZE,
+        strict=True,
+        description="Members to wait for; absent: a short window.",
     )
-    session_id: str | None = Field(default=None, description="Family across rounds; default: round_id up to its last ':'.")
+    session_id: str | None = Field(
+        default=None, description="Family across rounds; default: round_id up to its last ':'."
+    )
     fidelity: Fidelity = DEFAULT_FIDELITY
     backend: str | None = Field(default=None, description="PIC backend for this request (experiments).")
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the backend.")
@@ -127,13 +133,21 @@ class MemberReport(BaseModel):
     role: Literal["member", "solo"] = "solo"
     prompt_tokens: int = 0
     cached_tokens: int = Field(default=0, description="Found in vLLM's prefix cache.")
-    approximate_cached_tokens: int = Field(default=0, description="Of these, computed approximately in an earlier round.")
+    approximate_cached_tokens: int = Field(
+        default=0, description="Of these, computed approximately in an earlier round."
+    )
     reused_tokens: int = Field(default=0, description="Restored from the master and not recomputed.")
-    recomputed_tokens: int = Field(default=0, description="Restored from the master, then recomputed (selection).")
+    recomputed_tokens: int = Field(
+        default=0, description="Restored from the master, then recomputed (selection)."
+    )
     fresh_tokens: int = Field(default=0, description="Computed because nobody had them.")
     gather_ms: float = 0.0
-    restore_ms: float | None = Field(default=None, description="Of the whole group; null if the answer ended first.")
-    compute_ms: float | None = Field(default=None, description="Of the whole group; null if the answer ended first.")
+    restore_ms: float | None = Field(
+        default=None, description="Of the whole group; null if the answer ended first."
+    )
+    compute_ms: float | None = Field(
+        default=None, description="Of the whole group; null if the answer ended first."
+    )
     backend: str | None = None
     fidelity: Fidelity = DEFAULT_FIDELITY
     fallback_reason: FallbackReason | None = None
