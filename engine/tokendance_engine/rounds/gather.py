@@ -72,9 +72,11 @@ class Gather:
 
     def remove(self, key: Hashable, group: Group, request_id: str) -> None:
         """A member left (abort) before its group was planned."""
-        if group.members.pop(request_id, None) is None:
+        parent = group.members.pop(request_id, None)
+        if parent is None:
             return
-        if group.size is not None and group.size > 1:
+        last_of_parent = parent not in group.members.values()
+        if last_of_parent and group.size is not None and group.size > 1:
             group.size -= 1
         if not group.members and self._open.get(key) is group:
             del self._open[key]
