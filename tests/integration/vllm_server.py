@@ -187,3 +187,18 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         return
+
+
+def run_python(
+    code: str, environment: dict[str, str] | None = None, arguments: Sequence[str] = (), starts: str = ""
+) -> str:
+    """Run code in a new interpreter; its last line of output (that starts so)."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=server_environment(environment),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [line for line in done.stdout.strip().splitlines() if line.startswith(starts)][-1]

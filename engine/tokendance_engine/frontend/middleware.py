@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import HTTPException
 from tokendance_sdk.protocol import BODY_KEY
+from vllm.logger import init_logger
 
 from tokendance_engine.config import EngineConfig
 from tokendance_engine.errors import RequestRejectedError
 from tokendance_engine.frontend.context import CURRENT, RequestState
 from tokendance_engine.frontend.reporting import StreamReporter, add_reports
 from tokendance_engine.frontend.tagging import check_prompts, has_tag_header, read_tag
+
+logger = init_logger("vllm.tokendance")  # below vLLM's own, so that it is shown as its lines are
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -59,6 +63,7 @@ class TokenDanceMiddleware:
         if client is None:
             return
         self.config = config_of(client.vllm_config)
+        logger.info("TokenDance is on: %s", asdict(self.config))
         collect_reports(client)
         app.include_router(rounds_router(self.config))
         app.include_router(status_router(self.config))

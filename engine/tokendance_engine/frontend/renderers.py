@@ -7,13 +7,13 @@ first asked for, as `renderers.<mode>`.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 from tokendance_sdk.content import strip_messages
 from tokendance_sdk.protocol import SEPARATOR
 from vllm.exceptions import GracefulHTTPError
+from vllm.logger import init_logger
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from tokendance_engine.config import EngineConfig
@@ -21,7 +21,7 @@ from tokendance_engine.errors import RequestRejectedError
 from tokendance_engine.frontend.context import tagged_state
 from tokendance_engine.frontend.separator import Segmenter
 
-logger = logging.getLogger(__name__)
+logger = init_logger("vllm.tokendance")
 
 BOUNDARIES = "tokendance_boundaries"
 """Key of an engine input: token offsets of the separators of a tagged prompt."""

@@ -14,6 +14,7 @@ from tokendance_sdk.rounds_protocol import RoundRequest
 from tokendance_engine.config import EngineConfig
 from tokendance_engine.errors import RequestRejectedError
 from tokendance_engine.frontend.rounds_run import Round
+from tokendance_engine.frontend.tagging import has_tag_header, read_tag
 
 
 def rounds_router(config: EngineConfig) -> APIRouter:
@@ -39,6 +40,7 @@ def rounds_router(config: EngineConfig) -> APIRouter:
             raise HTTPException(501, detail="The model does not support Chat Completions API")
         try:
             request = parse_round(await _body(raw_request, config.max_body_bytes), config)
+            request = with_headers(request, raw_request.scope["headers"])
         except RequestRejectedError as error:
             return JSONResponse(error.to_openai(), status_code=error.status)
         response: Response = await answer(request, raw_request)
@@ -72,6 +74,21 @@ def parse_round(body: bytes, config: EngineConfig) -> RoundRequest:
     if exceeded:
         raise RequestRejectedError(exceeded, status=413)
     return request
+
+
+def with_headers(request: RoundRequest, headers: list[tuple[bytes, bytes]]) -> RoundRequest:
+    """The headers of an ordinary tagged request may come along, as long as they agree with the body.
+
+    A session named only by the header counts; an agent header means nothing here.
+
+    Raises:
+        RequestRejectedError: 400; names both values.
+    """
+    if not has_tag_header(headers):
+        return request
+    session = {} if request.session_id is None else {"session_id": request.session_id}
+    tag = read_tag(headers, {"round_id": request.round_id, "round_size": len(request.agents), **session})
+    return request if tag is None else request.model_copy(update={"session_id": tag.session_id})
 
 
 async def _body(raw_request: Request, limit: int) -> bytes:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request
 from tokendance_sdk.protocol import PROTOCOL_VERSION, STATUS_PATH
+from vllm.logger import init_logger
 
 from tokendance_engine.config import EngineConfig
 from tokendance_engine.frontend.renderers import segmenter_of
 
-logger = logging.getLogger(__name__)
+logger = init_logger("vllm.tokendance")
 _ENGINE_TIMEOUT_S = 10.0
 
 

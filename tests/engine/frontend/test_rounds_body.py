@@ -11,7 +11,7 @@ pytest.importorskip("vllm")
 
 from tokendance_engine.config import EngineConfig
 from tokendance_engine.errors import RequestRejectedError
-from tokendance_engine.frontend.rounds_api import parse_round
+from tokendance_engine.frontend.rounds_api import parse_round, with_headers
 
 AGENT = {"agent_id": "ann", "messages": [{"role": "user", "content": [{"type": "block", "ref": "b"}]}]}
 ROUND = {"model": "m", "round_id": "r:1", "blocks": {"b": "text"}, "agents": [AGENT]}
@@ -81,3 +81,21 @@ def test_what_exceeds_a_limit_is_a_413_that_says_which(data: bytes, message: str
         parse_round(data, SMALL)
     assert caught.value.status == 413
     assert message in str(caught.value)
+
+
+def test_headers_that_agree_with_the_body_are_welcome() -> None:
+    request = parse_round(body(), EngineConfig())
+    assert with_headers(request, [(b"x-tokendance-round-id", b"r:1")]) == request
+    assert with_headers(request, [(b"accept", b"*/*")]) is request
+    assert with_headers(request, [(b"x-tokendance-session-id", b"s")]).tag(request.agents[0]).session == "s"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [(b"x-tokendance-round-id", b"r:2", "'r:2'"), (b"x-tokendance-round-size", b"3", "Round-Size is 3")],
+)
+def test_headers_that_disagree_with_the_body_are_refused(name: bytes, value: bytes, shown: str) -> None:
+    with pytest.raises(RequestRejectedError) as caught:
+        with_headers(parse_round(body(), EngineConfig()), [(name, value)])
+    assert caught.value.status == 400
+    assert shown in str(caught.value)
