@@ -44,7 +44,7 @@ def main() -> None:
     options.add_argument("--api-key", default="none")
     options.add_argument("--model", help="default: the first one the server has")
     options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--max-tokens", type=int, default=48)
+    options.add_argument("--max-tokens", type=int, default=128)
     args = options.parse_args()
 
     client = OpenAI(base_url=args.base_url, api_key=args.api_key)
@@ -62,7 +62,7 @@ def main() -> None:
     graph.add_conditional_edges("round", another, ["round", END])
     village = graph.compile(checkpointer=InMemorySaver())
     village.invoke(
-        {"histories": VILLAGERS, "outputs": [], "task": "What do you say? One sentence."},
+        {"histories": VILLAGERS, "outputs": [], "task": "What do you say? A few sentences."},
         {"configurable": {"thread_id": f"village-{uuid.uuid4().hex[:8]}"}},
     )
 

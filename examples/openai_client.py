@@ -29,7 +29,7 @@ def main() -> None:
     options.add_argument("--api-key", default="none")
     options.add_argument("--model", help="default: the first one the server has")
     options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--max-tokens", type=int, default=48)
+    options.add_argument("--max-tokens", type=int, default=128)
     args = options.parse_args()
 
     client = OpenAI(base_url=args.base_url, api_key=args.api_key)
@@ -45,7 +45,7 @@ def main() -> None:
                 model=model,
                 messages=[
                     {"role": "system", "content": AGENTS[name]},
-                    {"role": "user", "content": f"You hear:{heard}\n\nWhat do you say? One sentence."},
+                    {"role": "user", "content": f"You hear:{heard}\n\nWhat do you say? A few sentences."},
                 ],
                 max_tokens=args.max_tokens,
                 temperature=0,

@@ -24,7 +24,19 @@ _HOME = {
     "SEPARATOR": "protocol",
 }
 
-__all__ = ["__version__", *_HOME]
+__all__ = [
+    "SEPARATOR",
+    "AsyncTokenDance",
+    "Block",
+    "Layout",
+    "RoundPrompt",
+    "RoundReport",
+    "TokenDance",
+    "TokenDanceError",
+    "__version__",
+    "escape",
+    "unescape",
+]
 
 if TYPE_CHECKING:
     from tokendance_sdk.blocks import Block, escape, unescape

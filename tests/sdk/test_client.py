@@ -156,8 +156,9 @@ def test_overrides_reach_their_agent_alone(rounds_server: FakeServer, kind: str)
 def test_the_wrapped_clients_key_headers_and_query_are_used(rounds_server: FakeServer, kind: str) -> None:
     run(rounds_server, kind, extra_headers={"X-Team": "blue"}, extra_body={"seed": 3})
     ((_, _, headers, body),) = rounds_server.seen
-    assert {name.lower(): value for name, value in headers.items()}["authorization"] == "Bearer secret"
-    assert headers["X-Team"] == "blue"
+    sent = {name.lower(): value for name, value in headers.items()}
+    assert sent["authorization"] == "Bearer secret"
+    assert sent["x-team"] == "blue"
     assert body["seed"] == 3
 
 

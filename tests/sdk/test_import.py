@@ -51,6 +51,10 @@ def test_every_public_name_can_be_had(name: str) -> None:
     assert getattr(tokendance_sdk, name) is not None
 
 
+def test_every_lazy_name_is_public_and_has_a_home() -> None:
+    assert set(tokendance_sdk.__all__) == {"__version__", *tokendance_sdk._HOME}
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Nope'"):
         tokendance_sdk.Nope  # noqa: B018

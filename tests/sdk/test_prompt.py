@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -92,7 +93,7 @@ def test_shared_first_puts_the_blocks_before_the_system_prompt() -> None:
 
 
 def test_messages_of_a_history_pass_through_untouched() -> None:
-    history = [
+    history: list[dict[str, Any]] = [
         {"role": "system", "content": "s"},
         {
             "role": "user",

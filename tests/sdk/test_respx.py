@@ -33,7 +33,7 @@ def answer() -> Any:
     return httpx.Response(200, json={"round_id": "sim:1", "results": results})
 
 
-@respx.mock
+@respx.mock  # type: ignore[untyped-decorator]
 def test_the_clients_own_retries_send_the_whole_round_again() -> None:
     route = respx.post(f"{BASE}/rounds").mock(
         side_effect=[httpx.Response(503), httpx.ConnectError("down"), answer()]
@@ -44,7 +44,7 @@ def test_the_clients_own_retries_send_the_whole_round_again() -> None:
     assert bodies[0] == bodies[1] == bodies[2]
 
 
-@respx.mock
+@respx.mock  # type: ignore[untyped-decorator]
 def test_a_server_that_is_down_is_the_clients_error_and_not_a_plain_server() -> None:
     respx.post(f"{BASE}/rounds").mock(side_effect=httpx.ConnectError("down"))
     owner = client(max_retries=0)
@@ -53,7 +53,7 @@ def test_a_server_that_is_down_is_the_clients_error_and_not_a_plain_server() -> 
     assert owner.kind.plain is None
 
 
-@respx.mock
+@respx.mock  # type: ignore[untyped-decorator]
 def test_a_refusal_of_the_round_passes_through_with_the_servers_words() -> None:
     said = "round_id: header says 'a', body says 'b'; allowed: the same in both"
     error = {"message": said, "type": "BadRequestError", "param": None, "code": 400}
@@ -62,7 +62,7 @@ def test_a_refusal_of_the_round_passes_through_with_the_servers_words() -> None:
         client().rounds.create(**ARGUMENTS)
 
 
-@respx.mock
+@respx.mock  # type: ignore[untyped-decorator]
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_missing_key_is_not_taken_for_a_plain_server(status: int) -> None:
     respx.post(f"{BASE}/rounds").mock(return_value=httpx.Response(404))
@@ -73,7 +73,7 @@ def test_a_missing_key_is_not_taken_for_a_plain_server(status: int) -> None:
     assert not chat.called
 
 
-@respx.mock
+@respx.mock  # type: ignore[untyped-decorator]
 @pytest.mark.parametrize(
     "body", ["<html>hello</html>", '{"object": "list"}', '{"round_id": "r", "results": [1]}']
 )
@@ -86,7 +86,7 @@ def test_an_answer_that_is_no_round_is_named(body: str) -> None:
         client().rounds.create(**ARGUMENTS)
 
 
-@respx.mock
+@respx.mock  # type: ignore[untyped-decorator]
 def test_a_timeout_of_one_round_is_used() -> None:
     route = respx.post(f"{BASE}/rounds").mock(return_value=answer())
     client(timeout=100.0).rounds.create(timeout=3.5, **ARGUMENTS)
@@ -94,7 +94,7 @@ def test_a_timeout_of_one_round_is_used() -> None:
     assert "timeout" not in json.loads(route.calls.last.request.content)
 
 
-@respx.mock
+@respx.mock  # type: ignore[untyped-decorator]
 def test_an_address_below_a_prefix_is_kept() -> None:
     respx.post("http://server.test/llm/v1/rounds").mock(return_value=httpx.Response(404))
     status = respx.get("http://server.test/llm/tokendance/v1/status").mock(return_value=httpx.Response(404))
