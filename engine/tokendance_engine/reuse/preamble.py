@@ -26,7 +26,8 @@ def make_preamble(
     """The preamble of a new master.
 
     Args:
-        prompts: token ids of each member (two or more).
+        prompts: token ids of each member. A single member has nothing in common with anybody, so only `neutral`
+            is used.
         segments: their segments.
         first: where each member's first shared segment starts.
         neutral: token ids of `NEUTRAL`.
@@ -34,6 +35,8 @@ def make_preamble(
     Returns:
         int32 [n], n >= 1.
     """
+    if len(prompts) < 2:
+        return neutral.astype(np.int32)
     shared = leading(segments)
     start = segments[0][shared - 1].end if shared else 0
     bridge = _common_suffix([p[max(start, f - _BRIDGE) : f] for p, f in zip(prompts, first, strict=True)])
