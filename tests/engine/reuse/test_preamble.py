@@ -1,0 +1,57 @@
+"""What a master starts with: never nothing, and never one member's private text."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given
+from tiny_rounds import NEUTRAL, Prompt, cut, owner, private, rounds
+from tokendance_engine.reuse.preamble import make_preamble
+from tokendance_engine.segments.transcript import leading, shared_order
+
+
+def preamble(prompts: list[Prompt], first: list[int]) -> list[int]:
+    made = [cut(p) for p in prompts]
+    return make_preamble([t for t, _ in made], [s for _, s in made], first, NEUTRAL).tolist()
+
+
+@given(rounds())
+def test_a_preamble_is_never_empty_and_holds_no_private_token(prompts: list[Prompt]) -> None:
+    made = [cut(p) for p in prompts]
+    wanted = {s.key for _, s in shared_order([segments for _, segments in made], Counter())}
+    skip = leading([segments for _, segments in made])
+    part = [m for m in made if any(s.key in wanted for s in m[1][skip:-1])]
+    first = [next(s.start for s in segments[skip:-1] if s.key in wanted) for _, segments in part]
+    made_of = make_preamble([t for t, _ in part], [s for _, s in part], first, NEUTRAL) if part else NEUTRAL
+    assert made_of.dtype == np.int32
+    assert len(made_of) > 0
+    assert all(owner(token) is None for token in made_of.tolist())
+
+
+def test_it_starts_with_all_leading_segments_that_the_members_share() -> None:
+    lead = [(50, 51, 52), (53,)]
+    prompts = [[*lead, private(m, 0, 3), (60, 61), (1, 2), (77,)] for m in range(3)]
+    assert preamble(prompts, [9, 9, 9]) == [50, 51, 52, 53, 60, 61]
+
+
+def test_without_common_segments_it_is_common_start_neutral_sentence_common_bridge() -> None:
+    prompts = [[(50, 51, *private(m, 0, 3)), (60, 61), (1, 2), (77,)] for m in range(2)]
+    assert preamble(prompts, [7, 7]) == [50, 51, *NEUTRAL.tolist(), 60, 61]
+
+
+def test_shared_text_at_position_zero_still_gets_the_neutral_sentence() -> None:
+    orders: list[Prompt] = [[(1, 2), (3,), (77,)], [(3,), (1, 2), (77,)]]
+    assert preamble(orders, [0, 0]) == NEUTRAL.tolist()
+
+
+def test_little_is_taken_from_a_long_common_start_and_a_long_common_bridge() -> None:
+    start, bridge = list(range(100, 140)), list(range(200, 300))
+    prompts = [[(*start, *private(m, 0, 5 + m), *bridge), (1, 2), (77,)] for m in range(2)]
+    made = preamble(prompts, [145, 146])
+    assert made == [*start[:16], *NEUTRAL.tolist(), *bridge[-64:]]
+
+
+def test_one_member_alone_has_nothing_in_common_with_anybody() -> None:
+    prompt: Prompt = [private(0, 0, 40), (1, 2), (77,)]
+    assert preamble([prompt], [40]) == NEUTRAL.tolist()
