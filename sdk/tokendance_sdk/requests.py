@@ -67,6 +67,10 @@ def prepare(
         PromptError: what the server would refuse: bad ids, duplicate agents, unknown block references, ...
     """
     rest = {name: value for name, value in fields.items() if value is not None}
+    if "stream" in rest:
+        raise PromptError(
+            f"got stream={rest['stream']!r}; allowed: rounds.create for whole answers, rounds.stream"
+        )
     options: Any = {
         name: rest.pop(key)
         for name, key in (("timeout", "timeout"), ("headers", "extra_headers"), ("params", "extra_query"))
@@ -78,6 +82,10 @@ def prepare(
         if isinstance(agent, RoundPrompt):
             blocks.update(agent.blocks)
             agent = {"agent_id": agent.agent, "messages": agent.round_messages}
+        if not isinstance(agent, Mapping):
+            raise PromptError(
+                f"got agent {str(agent)[:80]!r}; allowed: a RoundPrompt, or agent_id and messages"
+            )
         members.append({**agent, **(overrides or {}).get(str(agent.get("agent_id")), {})})
     unknown = set(overrides or {}) - {str(member.get("agent_id")) for member in members}
     if unknown:

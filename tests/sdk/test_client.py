@@ -169,6 +169,8 @@ def test_the_wrapped_clients_key_headers_and_query_are_used(rounds_server: FakeS
         ({"round_id": "a b"}, "round_id: got 'a b'; allowed"),
         ({"agents": prompts(("eve", "eve"))}, "'eve' is there twice"),
         ({"agents": []}, "got 0 agents"),
+        ({"agents": ["klaus"]}, "got agent 'klaus'; allowed: a RoundPrompt"),
+        ({"stream": True}, "got stream=True; allowed"),
         ({"overrides": {"bob": {}}}, "unknown agent 'bob'; agents of this round: klaus, maria, eve"),
     ],
 )
