@@ -63,7 +63,8 @@ def learn_packing(layer: Layer) -> Packing:
     """Learn the element order inside a page of this layer.
 
     Raises:
-        PackingError: the writer does not fill a page by a fixed permutation that is the same for every head and page.
+        PackingError: the writer does not fill a page by a fixed permutation that is the same for every head and page,
+            or rows do not read back as they were written.
     """
     _, heads, size, width = layer.cache.shape
     dim = width // 2
@@ -91,7 +92,22 @@ def learn_packing(layer: Layer) -> Packing:
         if not bool((order == order[0]).all()) or not torch.equal(order[0].sort().values, index):
             raise PackingError("the backend's page packing is not a fixed permutation")
         found.append(where[order[0].argsort()])
-    return Packing(*found)
+    packing = Packing(*found)
+    _check_rows(scratch, packing)
+    return packing
+
+
+def _check_rows(scratch: Layer, packing: Packing) -> None:
+    """Index patterns are the same for all heads and slots, so heads or slots that change places show only here."""
+    pages, heads, size, width = scratch.cache.shape
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(2, pages * size, heads, width // 2, generator=generator).to(scratch.cache)
+    slots = torch.randperm(pages * size, generator=generator).to(scratch.cache.device)
+    write_rows(scratch, rows[0], rows[1], slots)
+    for plane, where in zip(rows, (packing.key, packing.value), strict=True):
+        stored = scratch.cache.reshape(pages, heads, -1)[:, :, where].view(pages, heads, size, -1)
+        if not torch.equal(stored.transpose(1, 2).flatten(0, 1)[slots], plane):
+            raise PackingError("the backend's writer puts rows into other heads or slots than it was told")
 
 
 def scratch_like(cache: torch.Tensor, pages: int) -> torch.Tensor:
