@@ -1,0 +1,246 @@
+"""Reading and restoring K/V in pages that vLLM's own CPU cache writer packs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+import vllm._custom_ops as ops
+from tokendance_engine.adapters.vllm.cpu_pages import CpuPagedKV
+from tokendance_engine.adapters.vllm.pages import (
+    Layer,
+    PackingError,
+    PagedKV,
+    Restore,
+    learn_packing,
+    write_rows,
+)
+from tokendance_engine.kernels.rope import RopeTable
+from tokendance_engine.reuse.ports import MemberJob
+from vllm.platforms import current_platform
+
+current_platform.import_kernels()
+if not hasattr(torch.ops._C, "cpu_attn_reshape_and_cache"):
+    pytest.skip("needs vLLM's CPU build", allow_module_level=True)
+
+HEADS = 3
+KINDS = [
+    ("vec", torch.float32, 32, 64),
+    ("vec", torch.float32, 128, 128),
+    ("vec", torch.bfloat16, 32, 64),
+    ("vec", torch.bfloat16, 128, 64),
+    ("vec", torch.bfloat16, 32, 128),
+    ("vec16", torch.float32, 16, 80),
+]
+Writer = Any
+
+
+class CpuWriter:
+    """vLLM's cache writer, called as its CPU attention backend calls it."""
+
+    def __init__(self, isa: str) -> None:
+        self.isa = isa
+
+    def do_kv_cache_update(
+        self, module: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        pages, heads, size, _ = cache.size()
+        planes = cache.view(pages, heads, size * 2, -1).chunk(2, dim=2)
+        ops.cpu_attn_reshape_and_cache(
+            key, value, *planes, slots, self.isa, k_scale=1.0, v_scale=1.0, kv_cache_dtype="auto"
+        )
+
+
+class RowWriter:
+    """A writer in torch: each head's key beside its value, through whatever a subclass does to them."""
+
+    def do_kv_cache_update(
+        self, module: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        size = cache.shape[2]
+        cache[slots // size, :, slots % size] = self.packed(torch.cat([key, value], dim=2))
+
+    def packed(self, both: torch.Tensor) -> torch.Tensor:
+        return both
+
+
+class HeadSwapper(RowWriter):
+    def packed(self, both: torch.Tensor) -> torch.Tensor:
+        return both.roll(1, dims=1)
+
+
+class HeadwiseOrder(RowWriter):
+    def packed(self, both: torch.Tensor) -> torch.Tensor:
+        mixed = both.clone()
+        mixed[:, 1] = both[:, 1].flip(-1)
+        return mixed
+
+
+class Dropper(RowWriter):
+    def packed(self, both: torch.Tensor) -> torch.Tensor:
+        return torch.where(torch.arange(both.shape[2]) == 5, -1, both)
+
+
+def rope_table(dim: int, neox: bool = True) -> RopeTable:
+    angles = torch.arange(2048).float()[:, None] * 1e4 ** (-torch.arange(0, dim, 2).float() / dim)
+    return RopeTable(torch.cat([angles.cos(), angles.sin()], dim=1), neox)
+
+
+def layer_of(
+    writer: Writer,
+    dtype: torch.dtype,
+    size: int,
+    dim: int,
+    rope: RopeTable | None,
+    pages: int = 16,
+    seed: int = 0,
+) -> Layer:
+    """A layer whose pages all hold random rows, written by its writer."""
+    layer = Layer(SimpleNamespace(impl=writer), torch.zeros(pages, HEADS, size, 2 * dim, dtype=dtype), rope)
+    write_rows(layer, *random_rows(layer, seed), torch.arange(pages * size))
+    return layer
+
+
+def random_rows(layer: Layer, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    pages, heads, size, width = layer.cache.shape
+    both = torch.randn(2, pages * size, heads, width // 2, generator=torch.Generator().manual_seed(seed))
+    return both[0].to(layer.cache.dtype), both[1].to(layer.cache.dtype)
+
+
+def job(restore: list[list[int]], pages: list[int], master_pages: list[int]) -> MemberJob:
+    none = np.zeros((0, 2), dtype=np.int64)
+    tables = (np.array(master_pages, dtype=np.int32), np.array(pages, dtype=np.int32))
+    spans = np.array(restore, dtype=np.int64).reshape(-1, 3)
+    return MemberJob("m", 1, *tables, 0, spans, none, np.zeros(0, dtype=np.int32))
+
+
+@pytest.mark.parametrize(("isa", "dtype", "size", "dim"), KINDS)
+def test_the_packing_of_vllms_writer_is_learned_and_rows_read_back_bit_for_bit(
+    isa: str, dtype: torch.dtype, size: int, dim: int
+) -> None:
+    layer = layer_of(CpuWriter(isa), dtype, size, dim, None)
+    packing = learn_packing(layer)
+    assert torch.equal(torch.cat([packing.key, packing.value]).sort().values, torch.arange(2 * size * dim))
+    key, value = PagedKV([layer]).read(layer, torch.tensor([7, 2]))
+    wanted_key, wanted_value = random_rows(layer, 0)
+    at = torch.cat([torch.arange(7 * size, 8 * size), torch.arange(2 * size, 3 * size)])
+    assert torch.equal(key, wanted_key[at])
+    assert torch.equal(value, wanted_value[at])
+
+
+def test_learning_leaves_the_engines_pages_alone() -> None:
+    layer = layer_of(CpuWriter("vec"), torch.float32, 32, 64, None)
+    before = layer.cache.clone()
+    PagedKV([layer])
+    CpuPagedKV([layer])
+    assert torch.equal(layer.cache, before)
+
+
+@pytest.mark.parametrize(
+    "writer", [HeadSwapper(), HeadwiseOrder(), Dropper()], ids=lambda w: type(w).__name__
+)
+def test_a_writer_that_scrambles_heads_or_loses_elements_is_refused(writer: Writer) -> None:
+    learn_packing(layer_of(RowWriter(), torch.float32, 16, 32, None))
+    with pytest.raises(PackingError):
+        learn_packing(layer_of(writer, torch.float32, 16, 32, None))
+
+
+@pytest.mark.parametrize("neox", [True, False], ids=["neox", "gptj"])
+@pytest.mark.parametrize(("isa", "dtype", "size", "dim"), KINDS)
+def test_the_fused_restore_leaves_the_pages_that_the_backends_writer_leaves(
+    isa: str, dtype: torch.dtype, size: int, dim: int, neox: bool
+) -> None:
+    """Two layers with and one without rotation; spans start and end inside pages; tables are shuffled."""
+    rope, other = rope_table(dim, neox), rope_table(dim // 2, neox)
+    made = [
+        [layer_of(CpuWriter(isa), dtype, size, dim, r, seed=i) for i, r in enumerate((rope, other, None))]
+        for _ in range(2)
+    ]
+    n = size + 5
+    jobs = [
+        job([[3, size - 2, n]], [9, 4, 15], [2, 0, 1]),
+        job([[3, 1, 4], [size + 1, 2 * size - 3, 6], [0, 7, 2]], [6, 11, 5], [2, 0, 1]),
+        job([], [12], [2, 0, 1]),
+    ]
+    slow, fast = PagedKV(made[0]), CpuPagedKV(made[1])
+    before = made[0][0].cache.clone()
+    slow.restore(jobs)
+    fast.restore(jobs)
+    assert not torch.equal(made[0][0].cache, before)
+    eps = torch.finfo(dtype).eps
+    for theirs, ours in zip(*made, strict=True):
+        (k1, v1), (k2, v2) = (kv.read(x, torch.arange(16)) for kv, x in ((slow, theirs), (fast, ours)))
+        assert torch.equal(v1, v2)
+        if theirs.rope is None:
+            assert torch.equal(k1, k2)
+        assert torch.allclose(k1.float(), k2.float(), rtol=eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [PagedKV, CpuPagedKV])
+def test_restored_rows_are_the_masters_rows_rotated_and_nothing_else_changes(kind: type[PagedKV]) -> None:
+    size, dim = 32, 64
+    rope = rope_table(dim)
+    layer = layer_of(CpuWriter("vec"), torch.float32, size, dim, rope)
+    kv = kind([layer])
+    key, value = kv.read(layer, torch.arange(16))
+    kv.restore([job([[10, 50, 40]], [8, 3, 5], [2, 0])])
+    got_key, got_value = kv.read(layer, torch.arange(16))
+    rows, at = np.arange(10, 50), np.arange(50, 90)
+    source = torch.from_numpy(np.array([2, 0])[rows // size] * size + rows % size)
+    target = torch.from_numpy(np.array([8, 3, 5])[at // size] * size + at % size)
+    assert torch.equal(got_value[target], value[source])
+    angle = 40.0 * 1e4 ** (-torch.arange(0, dim, 2).float() / dim)  # every row moves by 40 positions
+    turned = torch.view_as_complex(torch.stack(key[source].chunk(2, dim=-1), dim=-1).contiguous())
+    turned = turned * torch.polar(torch.ones_like(angle), angle)
+    wanted = torch.cat([turned.real, turned.imag], dim=-1)
+    assert torch.allclose(got_key[target], wanted, atol=2e-4)  # float32 angles of positions up to 90
+    rest = torch.ones(len(key), dtype=torch.bool)
+    rest[target] = False
+    assert torch.equal(got_key[rest], key[rest])
+    assert torch.equal(got_value[rest], value[rest])
+
+
+def test_three_hundred_restores_later_the_master_and_what_it_gives_are_the_same() -> None:
+    layer = layer_of(CpuWriter("vec"), torch.bfloat16, 32, 64, rope_table(64))
+    kv, table, at = CpuPagedKV([layer]), list(range(2, 16)), torch.arange(400, 440)
+
+    def restored_at_400() -> tuple[torch.Tensor, torch.Tensor]:
+        kv.restore([job([[4, 400, 40]], table, [0, 1])])
+        key, value = kv.read(layer, torch.tensor(table))
+        return key[at], value[at]
+
+    master, first = layer.cache[:2].clone(), restored_at_400()
+    for position in range(100, 400):
+        kv.restore([job([[4, position, 40]], table, [0, 1])])
+    last = restored_at_400()
+    assert torch.equal(layer.cache[:2], master)
+    assert all(torch.equal(a, b) for a, b in zip(first, last, strict=True))
+
+
+@pytest.mark.parametrize("kind", [PagedKV, CpuPagedKV])
+def test_jobs_without_spans_are_a_no_op(kind: type[PagedKV]) -> None:
+    layer = layer_of(CpuWriter("vec"), torch.float32, 32, 64, rope_table(64))
+    before = layer.cache.clone()
+    kind([layer]).restore([job([], [3], [0])])
+    kind([layer]).restore([])
+    assert torch.equal(layer.cache, before)
+
+
+def test_half_precision_pages_are_left_to_the_backends_writer() -> None:
+    layer = layer_of(RowWriter(), torch.float16, 16, 32, rope_table(32))
+    PagedKV([layer])
+    with pytest.raises(PackingError, match="float16"):
+        CpuPagedKV([layer])
+
+
+def test_spans_expand_to_rows_positions_and_slots() -> None:
+    made = Restore.of(job([[5, 3, 2], [20, 15, 3]], [7, 9], [1, 2]), 16)
+    assert made.rows.tolist() == [5, 6, 20, 21, 22]
+    assert made.targets.tolist() == [3, 4, 15, 16, 17]
+    assert made.slots.tolist() == [7 * 16 + 3, 7 * 16 + 4, 7 * 16 + 15, 9 * 16, 9 * 16 + 1]
