@@ -62,7 +62,7 @@ def main() -> None:
     graph.add_conditional_edges("round", another, ["round", END])
     village = graph.compile(checkpointer=InMemorySaver())
     village.invoke(
-        {"histories": VILLAGERS, "outputs": [], "task": "What do you say? A few sentences."},
+        {"histories": VILLAGERS, "outputs": [], "task": "Tell the others what you plan for this week."},
         {"configurable": {"thread_id": f"village-{uuid.uuid4().hex[:8]}"}},
     )
 
