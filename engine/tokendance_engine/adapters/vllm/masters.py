@@ -119,7 +119,7 @@ class Families:
         master = family.master if extends else None
         have = len(master.blocks) if master else 0
         need = -(-transcript.rows // self._page_size) - have
-        blocks = self._take(need, family)
+        blocks = self._take(need, family if extends else None)
         if blocks is None:
             return None
         if master is None:
@@ -194,18 +194,20 @@ class Families:
             assert all(b.ref_cnt > 0 for b in master.blocks)
             master.transcript.check()
 
-    def _take(self, need: int, family: Family) -> list[KVCacheBlock] | None:
+    def _take(self, need: int, keep: Family | None) -> list[KVCacheBlock] | None:
+        """Pages from the pool, if need be after retiring idle masters other than `keep`'s; None if both fall short."""
         if need <= 0:
             return []
         pool = self._need_pool()
         allowed = int(self._share * pool.num_gpu_blocks)
-        for other in self._idle():
+        idle = [f for f in self._idle() if f is not keep]
+        spare = sum(len(f.master.blocks) for f in idle if f.master)
+        if self._held - spare + need > allowed or pool.get_num_free_blocks() + spare < need:
+            return None
+        for other in idle:
             if self._held + need <= allowed and pool.get_num_free_blocks() >= need:
                 break
-            if other is not family:
-                self.retire(other)
-        if self._held + need > allowed or pool.get_num_free_blocks() < need:
-            return None
+            self.retire(other)
         self._held += need
         blocks: list[KVCacheBlock] = pool.get_new_blocks(need)
         return blocks
