@@ -49,14 +49,14 @@ class WorkerReport(KVConnectorWorkerMetadata):
         return self.gate is None and not (self.times or self.failed or self.broken_masters)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
-        """Merge the reports of two workers: any fault counts, the longest time counts."""
+        """Merge the reports of two workers: any fault counts, and of each time the longest."""
         assert isinstance(other, WorkerReport)
         reasons = [r.gate[0] for r in (self, other) if r.gate and r.gate[0]]
         gate = (reasons[0],) if reasons else self.gate or other.gate
-        times = {
-            key: max(self.times.get(key, (0.0, 0.0)), other.times.get(key, (0.0, 0.0)))
-            for key in {*self.times, *other.times}
-        }
+        times = {**self.times, **other.times}
+        for key in self.times.keys() & other.times.keys():
+            (restore, compute), (restore_too, compute_too) = self.times[key], other.times[key]
+            times[key] = (max(restore, restore_too), max(compute, compute_too))
         return WorkerReport(
             gate,
             times,
