@@ -1,0 +1,303 @@
+"""Masters in vLLM's own page pool: growth, budget, giving way, and every page back in the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+pytest.importorskip("vllm")
+
+from tokendance_engine.adapters.vllm.masters import Families, FamilyKey, Master
+from tokendance_engine.segments.transcript import Transcript
+from vllm.v1.core.block_pool import BlockPool
+
+PAGE = 16
+PAGES = 33  # one of them is vLLM's null page
+
+
+def transcript(rows: int) -> Transcript:
+    made = Transcript(np.arange(3, dtype=np.int32))
+    if rows > 3:
+        made.append(b"a", np.arange(3, rows, dtype=np.int32))
+    return made
+
+
+def longer(old: Transcript, rows: int) -> Transcript:
+    return old.extended([(rows.to_bytes(4, "big"), np.arange(rows, dtype=np.int32))])
+
+
+@dataclass
+class Setup:
+    share: float = 0.5
+    limit: int = 4096
+    pool: BlockPool = field(default_factory=lambda: BlockPool(PAGES, True, PAGE))
+
+    def __post_init__(self) -> None:
+        self.families = Families(PAGE, self.share, self.limit)
+        self.families.bind(self.pool)
+        self.start = self.free
+
+    @property
+    def free(self) -> int:
+        return self.pool.get_num_free_blocks()
+
+    def master(self, session: str, rows: int, users: int = 0) -> Master:
+        master = self.families.grow(self.families.get_or_make(("", session)), transcript(rows), False)
+        assert master is not None
+        master.users = users
+        return master
+
+
+def test_a_master_takes_just_the_pages_its_rows_need() -> None:
+    setup = Setup()
+    master = setup.master("s", 2 * PAGE + 1)
+    assert len(master.blocks) == 3
+    assert setup.free == setup.start - 3
+    assert master.pages().dtype == np.int32
+    assert len(set(master.pages().tolist())) == 3
+    setup.families.check()
+
+
+def test_a_master_grows_in_place_and_fills_its_last_page_first() -> None:
+    setup = Setup()
+    master = setup.master("s", 20)
+    family = setup.families.get(("", "s"))
+    assert family is not None
+    before = master.pages().tolist()
+    grown = setup.families.grow(family, longer(master.transcript, 12), True)
+    assert grown is master
+    assert master.pages().tolist() == before
+    setup.families.grow(family, longer(master.transcript, 1), True)
+    assert master.pages().tolist()[:2] == before
+    assert len(master.blocks) == 3
+    setup.families.check()
+
+
+def test_rows_are_handed_out_once_in_order_and_within_the_limit() -> None:
+    setup = Setup()
+    master = setup.master("s", 25)
+    sizes, tokens = [], list[int]()
+    while master.pending:
+        job = master.next_job(10)
+        assert (job.master, job.run.start) == (master.id, len(tokens))
+        sizes.append(len(job.run.tokens))
+        tokens += job.run.tokens.tolist()
+    assert sizes == [10, 10, 5]
+    assert tokens == master.transcript.tokens().tolist()
+
+
+def test_masters_never_hold_more_than_their_share() -> None:
+    setup = Setup(share=0.25)  # 8 of 33 pages
+    families = setup.families
+    assert families.grow(families.get_or_make(("", "big")), transcript(9 * PAGE), False) is None
+    setup.master("one", 8 * PAGE, users=1)
+    assert families.grow(families.get_or_make(("", "two")), transcript(PAGE), False) is None
+    assert setup.free == setup.start - 8
+
+
+def test_an_idle_master_makes_room_for_another_and_the_oldest_goes_first() -> None:
+    setup = Setup(share=0.25)
+    for session in "abc":
+        setup.master(session, 2 * PAGE)
+    setup.families.get(("", "a"))  # now b is the least recently used
+    setup.master("d", 3 * PAGE)
+    living = [row["session_id"] for row in setup.families.snapshot() if row["pages"]]
+    assert living == ["c", "a", "d"]
+
+
+def test_a_request_that_can_never_fit_costs_nobody_their_master() -> None:
+    setup = Setup(share=0.25)
+    families = setup.families
+    setup.master("a", 2 * PAGE)
+    setup.master("b", 3 * PAGE, users=1)
+    assert families.grow(families.get_or_make(("", "big")), transcript(6 * PAGE), False) is None
+    assert [row["pages"] for row in families.snapshot()] == [2, 3, 0]
+
+
+def test_a_session_that_starts_a_new_master_may_use_the_pages_of_its_old_one() -> None:
+    setup = Setup(share=0.25)
+    old = setup.master("s", 5 * PAGE)
+    new = setup.master("s", 6 * PAGE)
+    assert new is not old
+    assert old.retired
+    assert setup.free == setup.start - 6
+    setup.families.check()
+
+
+def test_an_idle_master_that_is_extended_is_never_given_away_for_its_own_growth() -> None:
+    setup = Setup(share=0.25)
+    master = setup.master("s", 5 * PAGE)
+    family = setup.families.get(("", "s"))
+    assert family is not None
+    assert setup.families.grow(family, longer(master.transcript, 4 * PAGE), True) is None
+    assert family.master is master
+    assert master.transcript.rows == 5 * PAGE
+    setup.families.check()
+
+
+def test_the_pool_running_dry_is_an_answer_not_an_error() -> None:
+    setup = Setup(share=1.0)
+    requests = setup.pool.get_new_blocks(setup.start - 2)
+    families = setup.families
+    assert families.grow(families.get_or_make(("", "s")), transcript(3 * PAGE), False) is None
+    assert setup.free == 2
+    setup.pool.free_blocks(requests)
+
+
+def test_giving_way_frees_idle_masters_oldest_first_and_only_as_many_as_needed() -> None:
+    setup = Setup(share=1.0)
+    for session, users in (("busy", 1), ("old", 0), ("new", 0)):
+        setup.master(session, 4 * PAGE, users)
+    setup.families.give_way(setup.free)
+    assert all(row["pages"] for row in setup.families.snapshot()), "there was room already"
+    setup.families.give_way(setup.free + 1)
+    assert [row["pages"] for row in setup.families.snapshot()] == [4, 0, 4]
+    setup.families.give_way(PAGES)
+    assert [row["pages"] for row in setup.families.snapshot()] == [4, 0, 0]
+
+
+def test_a_master_retired_while_in_use_goes_with_its_last_user() -> None:
+    setup = Setup()
+    master = setup.master("s", 3 * PAGE, users=2)
+    family = setup.families.get(("", "s"))
+    assert family is not None
+    setup.families.retire(family)
+    assert family.master is None
+    assert (len(master.blocks), setup.free) == (3, setup.start - 3)
+    setup.families.release(master)
+    assert setup.free == setup.start - 3
+    setup.families.release(master)
+    assert setup.free == setup.start
+
+
+def test_releasing_a_master_that_stays_keeps_its_pages() -> None:
+    setup = Setup()
+    master = setup.master("s", 3 * PAGE, users=1)
+    setup.families.release(master)
+    assert (master.users, setup.free) == (0, setup.start - 3)
+
+
+def test_clear_forgets_idle_families_and_says_whether_any_is_left() -> None:
+    setup = Setup()
+    setup.master("idle", PAGE)
+    busy = setup.master("busy", PAGE, users=1)
+    assert not setup.families.clear()
+    assert [row["session_id"] for row in setup.families.snapshot()] == ["busy"]
+    setup.families.release(busy)
+    assert setup.families.clear()
+    assert setup.free == setup.start
+
+
+def test_tenants_with_one_session_name_have_families_of_their_own() -> None:
+    families = Setup().families
+    assert families.get_or_make(("tenant-1", "s")) is not families.get_or_make(("tenant-2", "s"))
+    assert families.get(("tenant-3", "s")) is None
+    assert [row["salted"] for row in families.snapshot()] == [True, True]
+    assert "tenant" not in str(families.snapshot())
+
+
+def test_only_so_many_families_are_remembered_and_those_in_use_stay() -> None:
+    setup = Setup(limit=2)
+    setup.master("busy", PAGE, users=1)
+    for session in "abc":
+        setup.master(session, PAGE)
+    assert [row["session_id"] for row in setup.families.snapshot()] == ["busy", "c"]
+    assert setup.free == setup.start - 2
+
+
+def test_a_master_is_found_by_its_id_only_while_it_is_current() -> None:
+    setup = Setup()
+    old = setup.master("s", PAGE, users=1)
+    family = setup.families.get(("", "s"))
+    assert setup.families.find(old.id) is family
+    new = setup.master("s", PAGE)
+    assert setup.families.find(old.id) is None
+    assert setup.families.find(new.id) is family
+
+
+class Life(RuleBasedStateMachine):
+    """Random rounds, plain requests, aborts and resets; accounts are settled after every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setup = Setup(share=0.5)
+        self.pins: list[Master] = []
+        self.plain: list[object] = []
+
+    sessions = st.sampled_from("abcd").map(lambda name: ("", name))
+
+    @rule(key=sessions, rows=st.integers(3, 12 * PAGE), extends=st.booleans(), users=st.integers(0, 3))
+    def round(self, key: FamilyKey, rows: int, extends: bool, users: int) -> None:
+        families = self.setup.families
+        family = families.get_or_make(key)
+        old = family.master
+        wanted = longer(old.transcript, rows % 40 + 1) if extends and old else transcript(rows)
+        master = families.grow(family, wanted, extends)
+        if master is None:
+            return
+        assert master.transcript is wanted
+        assert (master is old) == (extends and old is not None)
+        master.users += users
+        self.pins += [master] * users
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def member_ends(self, data: st.DataObject) -> None:
+        self.setup.families.release(self.pins.pop(data.draw(st.integers(0, len(self.pins) - 1))))
+
+    @rule(key=sessions)
+    def master_breaks(self, key: FamilyKey) -> None:
+        family = self.setup.families.get(key)
+        if family is not None:
+            self.setup.families.retire(family)
+
+    @rule(pages=st.integers(1, 8))
+    def plain_request(self, pages: int) -> None:
+        self.setup.families.give_way(pages)
+        if self.setup.free >= pages:
+            self.plain += self.setup.pool.get_new_blocks(pages)
+        else:
+            idle = [r for r in self.setup.families.snapshot() if r["pages"]]
+            assert len(idle) <= len({m.id for m in self.pins}), (
+                "a plain request starved beside an idle master"
+            )
+
+    @rule()
+    def plain_requests_end(self) -> None:
+        self.setup.pool.free_blocks(self.plain)
+        self.plain = []
+
+    @rule()
+    def reset(self) -> None:
+        done = self.setup.families.clear()
+        if not self.pins:
+            assert done
+
+    @invariant()
+    def accounts_agree(self) -> None:
+        families = self.setup.families
+        families.check()
+        current = {f.master.id: f.master for f in families._families.values() if f.master}
+        masters = current | {m.id: m for m in self.pins}
+        held = [b.block_id for m in masters.values() for b in m.blocks]
+        assert len(set(held)) == len(held), "two masters share a page"
+        assert families._held == len(held) <= int(0.5 * PAGES)
+        assert self.setup.free == self.setup.start - len(held) - len(self.plain)
+        assert all(len(m.blocks) * PAGE >= m.transcript.rows for m in masters.values())
+
+    def teardown(self) -> None:
+        self.plain_requests_end()
+        for master in self.pins:
+            self.setup.families.release(master)
+        assert self.setup.families.clear()
+        assert self.setup.free == self.setup.start
+        assert all(b.ref_cnt == 0 for b in self.setup.pool.blocks if not b.is_null)
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
