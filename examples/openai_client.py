@@ -45,7 +45,10 @@ def main() -> None:
                 model=model,
                 messages=[
                     {"role": "system", "content": AGENTS[name]},
-                    {"role": "user", "content": f"You hear:{heard}\n\nTell the others what you plan for this week."},
+                    {
+                        "role": "user",
+                        "content": f"You hear:{heard}\n\nTell the others what you plan for this week.",
+                    },
                 ],
                 max_tokens=args.max_tokens,
                 temperature=0,
