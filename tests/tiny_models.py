@@ -15,6 +15,8 @@ from tokendance_sdk.demo_model import ensure_smollm2
 # Queries and keys of freshly initialised models are so small that attention is nearly uniform and a wrong key
 # changes nothing that a test could see.
 ATTENTION_GAIN = 6.0
+# And what attention brings must outweigh the token itself, or the answer would only echo the last token.
+VALUE_GAIN = 6.0
 NORM_GAIN = 3.0  # where keys are normalised (Qwen3), only the norm's weight can do that
 
 
@@ -33,7 +35,7 @@ COMMON: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
+    "tie_word_embeddings": False,
 }
 
 SHAPES: dict[str, Shape] = {
@@ -100,6 +102,8 @@ def make_tiny_model(
         for name, weight in model.named_parameters():
             if "q_proj.weight" in name or "k_proj.weight" in name:
                 weight.mul_(ATTENTION_GAIN)
+            elif "v_proj.weight" in name or "o_proj.weight" in name:
+                weight.mul_(VALUE_GAIN)
             elif "q_norm" in name:
                 weight.mul_(NORM_GAIN)
     model.generation_config = transformers.GenerationConfig(eos_token_id=end, pad_token_id=end)
