@@ -60,13 +60,13 @@ class RoundPlanner:
     def _outcome(self, members: Sequence[Member]) -> Transcript | FallbackReason:
         family = self._families.get_or_make(members[0].family)
         now = family.master.transcript if family.master else None
-        order = shared_order([m.segments for m in members], now.counts() if now else Counter())
-        alone = len(members) == 1
+        # One voice per agent: the children of `n > 1` and duplicates must not make its private text look shared.
+        voices = list({m.tag.agent_id: m for m in members}.values())
+        order = shared_order([m.segments for m in voices], now.counts() if now else Counter())
+        alone = len(voices) == 1
         if not order:
             return FallbackReason.ALONE if alone else FallbackReason.NO_SHARED_SEGMENTS
-        keys: list[tuple[SegmentKey, Tokens]] = [
-            (s.key, members[i].prompt[s.start : s.end]) for i, s in order
-        ]
+        keys: list[tuple[SegmentKey, Tokens]] = [(s.key, voices[i].prompt[s.start : s.end]) for i, s in order]
         wanted = Counter(key for key, _ in keys)
         extends = now is not None and now.counts() <= wanted
         new = _beyond(keys, now.counts()) if now is not None else keys
@@ -75,7 +75,7 @@ class RoundPlanner:
         if now is not None and extends:
             transcript = now.extended(new)
         else:
-            transcript = Transcript(self._preamble(members, order)).extended(keys)
+            transcript = Transcript(self._preamble(voices, order)).extended(keys)
         if transcript.rows > self._max_rows:
             return FallbackReason.MASTER_TOO_LONG
         reference = any(m.backend is not None and m.backend.reference for m in members)
