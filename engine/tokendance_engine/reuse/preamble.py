@@ -37,7 +37,8 @@ def make_preamble(
     """
     if len(prompts) < 2:
         return neutral.astype(np.int32)
-    shared = leading(segments)
+    # What the master will hold as shared segments (these members' common start, which others lack) comes only once.
+    shared = min(leading(segments), sum(s.end <= min(first) for s in segments[0]))
     start = segments[0][shared - 1].end if shared else 0
     bridge = _common_suffix([p[max(start, f - _BRIDGE) : f] for p, f in zip(prompts, first, strict=True)])
     if shared:

@@ -55,3 +55,9 @@ def test_little_is_taken_from_a_long_common_start_and_a_long_common_bridge() -> 
 def test_one_member_alone_has_nothing_in_common_with_anybody() -> None:
     prompt: Prompt = [private(0, 0, 40), (1, 2), (77,)]
     assert preamble([prompt], [40]) == NEUTRAL.tolist()
+
+
+def test_leading_segments_that_the_master_holds_anyway_are_not_in_its_preamble_too() -> None:
+    """Two of three members start alike: what they share is listed, so it must not come twice."""
+    prompts: list[Prompt] = [[(50, 51), private(m, 0, 3), (1, 2), (77,)] for m in range(2)]
+    assert preamble(prompts, [0, 0]) == NEUTRAL.tolist()
