@@ -1,0 +1,287 @@
+"""Which master a closed group restores from, or why none: real families in vLLM's own page pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+pytest.importorskip("vllm")
+
+from tiny_rounds import NEUTRAL, Block, Prompt, cut, owner, private, rounds
+from tokendance_engine.adapters.vllm.masters import Families, Master
+from tokendance_engine.adapters.vllm.members import Member
+from tokendance_engine.adapters.vllm.round_planner import RoundPlanner
+from tokendance_engine.config import EngineConfig
+from tokendance_engine.reuse.backends import make_backend
+from tokendance_engine.rounds.tag import EngineTag
+from tokendance_sdk.protocol import FallbackReason
+from vllm.v1.core.block_pool import BlockPool
+
+PAGE = 16
+MARKER = (77, 78)
+
+
+def out(name: int, size: int = 60) -> Block:
+    """A shared block: the output of one agent."""
+    return tuple(100 * name + 100 + i for i in range(size))
+
+
+class Engine:
+    """Families, a page pool and the planner; `plan` stands for the scheduler closing a group."""
+
+    def __init__(self, pages: int = 201, max_rows: int = 4096, share: float = 0.5) -> None:
+        self.pool = BlockPool(pages, True, PAGE)
+        self.families = Families(PAGE, share)
+        self.families.bind(self.pool)
+        settings = EngineConfig.resolve(flags={"balanced_tokens": 8, "tail_tokens": 16}, environ={})
+        self.planner = RoundPlanner(self.families, settings, max_rows, NEUTRAL)
+
+    def plan(self, prompts: Sequence[Prompt], **how: Any) -> list[Member]:
+        """Members of one round; agent i sends prompt i."""
+        members = [self.member(prompt, f"agent-{i}", **how) for i, prompt in enumerate(prompts)]
+        self.planner.plan(members)
+        self.check(members)
+        return members
+
+    def member(
+        self, prompt: Prompt, agent: str, session: str = "s", backend: str = "master", cached: int = 0
+    ) -> Member:
+        tokens, segments = cut(prompt)
+        tag = EngineTag("r", agent, session, agent)
+        request: Any = SimpleNamespace(request_id=agent)
+        made = make_backend(backend, 8, {})
+        return Member(request, tag, ("", session), tokens, segments, made, 0.0, cached=cached)
+
+    def check(self, members: Sequence[Member]) -> None:
+        """Every member has either a reason or found segments whose rows hold its tokens, and a pinned master."""
+        self.families.check()
+        for member in members:
+            assert member.found is not None
+            assert (member.reason is None) == (member.master is not None)
+            if member.master is None:
+                continue
+            rows = member.master.transcript.tokens()
+            assert member.found
+            for s in member.found:
+                assert (
+                    rows[s.row : s.row + s.end - s.start].tolist() == member.prompt[s.start : s.end].tolist()
+                )
+
+    def done(self, members: Sequence[Member]) -> None:
+        for member in members:
+            if member.master is not None:
+                self.families.release(member.master)
+                member.master = None
+
+    def current(self, session: str = "s") -> Master | None:
+        family = self.families.get(("", session))
+        return family.master if family else None
+
+
+def round_of(blocks: Sequence[Block], members: int = 3, history: int = 30) -> list[Prompt]:
+    return [[private(m, 0, history + m), *blocks, MARKER] for m in range(members)]
+
+
+def covered(member: Member) -> int:
+    return sum(s.end - s.start for s in member.found or [])
+
+
+def reasons(members: Sequence[Member]) -> set[FallbackReason | None]:
+    return {m.reason for m in members}
+
+
+def test_a_first_round_builds_one_master_that_all_members_restore_from() -> None:
+    engine = Engine()
+    members = engine.plan(round_of([out(0), out(1)]))
+    master = engine.current()
+    assert master is not None
+    assert [m.master for m in members] == [master] * 3
+    assert master.users == 3
+    assert [covered(m) for m in members] == [120] * 3
+    assert master.transcript.tokens().tolist() == [*NEUTRAL.tolist(), *out(0), *out(1)]
+
+
+def test_members_with_other_orders_share_one_copy() -> None:
+    engine = Engine()
+    a, b, c = out(0), out(1), out(2)
+    orders = [(a, b, c), (c, a, b), (b, c, a)]
+    members = engine.plan([[private(m, 0, 30), *order, MARKER] for m, order in enumerate(orders)])
+    assert [covered(m) for m in members] == [180] * 3
+    assert members[0].master is not None
+    assert members[0].master.transcript.rows == len(NEUTRAL) + 180
+
+
+def test_a_next_round_that_keeps_the_old_ones_extends_the_master_by_the_new_part_alone() -> None:
+    engine = Engine()
+    engine.done(engine.plan(round_of([out(0), out(1)])))
+    master = engine.current()
+    assert master is not None
+    before, pages = master.transcript.tokens().tolist(), master.pages().tolist()
+    members = engine.plan(round_of([out(0), out(1), out(2)]))
+    assert engine.current() is master
+    assert master.transcript.tokens().tolist() == [*before, *out(2)]
+    assert master.pages().tolist()[: len(pages)] == pages
+    assert [covered(m) for m in members] == [180] * 3
+
+
+def test_a_window_that_dropped_the_oldest_block_starts_a_new_master() -> None:
+    engine = Engine()
+    engine.done(engine.plan(round_of([out(0), out(1)])))
+    old, free = engine.current(), engine.pool.get_num_free_blocks()
+    engine.plan(round_of([out(1), out(2)]))
+    new = engine.current()
+    assert old is not None
+    assert new is not None
+    assert old.retired
+    assert new.transcript.tokens().tolist() == [*NEUTRAL.tolist(), *out(1), *out(2)]
+    assert engine.pool.get_num_free_blocks() == free
+
+
+def test_nothing_new_uses_the_master_as_it_is() -> None:
+    engine = Engine()
+    engine.done(engine.plan(round_of([out(0), out(1)])))
+    master = engine.current()
+    assert master is not None
+    master.next_job(10_000)
+    engine.plan(round_of([out(1), out(0)]))
+    assert engine.current() is master
+    assert master.pending == 0
+
+
+def test_a_member_alone_never_builds_a_master_but_uses_one_that_is_there() -> None:
+    engine = Engine()
+    prompt = round_of([out(0), out(1)], members=1)
+    assert reasons(engine.plan(prompt)) == {FallbackReason.ALONE}
+    assert engine.current() is None
+    engine.done(engine.plan(round_of([out(0), out(1)])))
+    master = engine.current()
+    assert master is not None
+    rows = master.transcript.rows
+    [late] = engine.plan(round_of([out(0), out(1), out(2)], members=1))
+    assert (late.reason, late.master, covered(late)) == (None, master, 120)
+    assert master.transcript.rows == rows, "one member's new block is nobody else's business"
+
+
+def test_members_that_share_nothing_are_told_so() -> None:
+    engine = Engine()
+    members = engine.plan([[private(m, 0, 90), MARKER] for m in range(3)])
+    assert reasons(members) == {FallbackReason.NO_SHARED_SEGMENTS}
+    assert engine.current() is None
+
+
+def test_one_member_without_shared_text_does_not_spoil_the_round() -> None:
+    engine = Engine()
+    members = engine.plan([*round_of([out(0)]), [private(8, 0, 50), MARKER]])
+    assert [m.reason for m in members] == [None, None, None, FallbackReason.NO_SHARED_SEGMENTS]
+    master = engine.current()
+    assert master is not None
+    assert master.users == 3
+
+
+def test_shared_text_that_costs_more_than_it_saves_is_left_alone() -> None:
+    engine = Engine()
+    members = engine.plan(round_of([out(0, size=20)], members=2))
+    assert reasons(members) == {FallbackReason.NO_GAIN}
+    assert engine.current() is None
+
+
+def test_text_that_vllm_has_cached_for_every_member_gains_nothing() -> None:
+    engine = Engine()
+    assert reasons(engine.plan(round_of([out(0), out(1)]), cached=144)) == {FallbackReason.NO_GAIN}
+
+
+def test_the_reference_backend_is_served_even_at_a_loss() -> None:
+    engine = Engine()
+    members = engine.plan(round_of([out(0, size=20)], members=2), backend="all")
+    assert reasons(members) == {None}
+
+
+def test_a_transcript_longer_than_the_models_positions_is_refused() -> None:
+    engine = Engine(max_rows=120)
+    assert reasons(engine.plan(round_of([out(0), out(1)]))) == {FallbackReason.MASTER_TOO_LONG}
+    assert reasons(engine.plan(round_of([out(0)]))) == {None}
+
+
+def test_a_pool_without_room_is_a_reason_and_nothing_is_held() -> None:
+    engine = Engine(pages=11)
+    free = engine.pool.get_num_free_blocks()
+    assert reasons(engine.plan(round_of([out(0), out(1)]))) == {FallbackReason.NOT_ENOUGH_PAGES}
+    assert engine.pool.get_num_free_blocks() == free
+
+
+def test_two_rounds_of_one_session_interleave_with_each_its_own_right_rows() -> None:
+    """The second is planned before anybody restored from the first: once as an extension, once as a new master."""
+    engine = Engine()
+    first = engine.plan(round_of([out(0), out(1)]))
+    second = engine.plan(round_of([out(0), out(1), out(2)]))
+    engine.check(first)
+    assert {m.master for m in first} == {m.master for m in second}
+    third = engine.plan(round_of([out(3), out(4)]))
+    old, new = second[0].master, third[0].master
+    assert old is not None
+    assert new is not None
+    assert old is not new
+    assert (old.retired, old.users, new.users) == (True, 6, 3)
+    engine.check([*first, *second, *third])
+    assert not {*old.pages().tolist()} & {*new.pages().tolist()}
+    engine.done([*first, *second])
+    assert old.blocks == []
+    engine.check(third)
+    engine.done(third)
+    assert engine.families.clear()
+    assert engine.pool.get_num_free_blocks() == 200
+
+
+def test_sessions_do_not_see_each_others_masters() -> None:
+    engine = Engine()
+    engine.plan(round_of([out(0), out(1)]))
+    alone = engine.plan(round_of([out(0), out(1)], members=1), session="other")
+    assert reasons(alone) == {FallbackReason.ALONE}
+
+
+def test_children_of_one_request_do_not_make_its_private_text_shared() -> None:
+    engine = Engine()
+    prompts = round_of([out(0), out(1)], members=2, history=80)
+    members = [engine.member(prompts[0], "a"), engine.member(prompts[0], "a"), engine.member(prompts[1], "b")]
+    engine.planner.plan(members)
+    engine.check(members)
+    master = engine.current()
+    assert master is not None
+    assert all(owner(token) is None for token in master.transcript.tokens().tolist())
+    assert [covered(m) for m in members] == [120] * 3
+
+
+def test_children_of_one_request_alone_are_alone() -> None:
+    engine = Engine()
+    [prompt] = round_of([out(0), out(1)], members=1, history=80)
+    members = [engine.member(prompt, "a") for _ in range(4)]
+    engine.planner.plan(members)
+    assert reasons(members) == {FallbackReason.ALONE}
+    assert engine.current() is None
+
+
+def test_a_member_that_shows_the_known_text_twice_gives_the_master_nothing_of_its_own() -> None:
+    """The transcript cannot be extended, so a new one starts, and only one member takes part in it."""
+    engine = Engine()
+    engine.done(engine.plan(round_of([out(0), out(1)])))
+    mine = private(0, 0, 80)
+    engine.plan([[mine, out(0), out(0), out(0), MARKER], [private(1, 0, 50), MARKER]], backend="all")
+    master = engine.current()
+    assert master is not None
+    assert not set(mine) & set(master.transcript.tokens().tolist())
+
+
+@given(rounds(), rounds())
+def test_no_master_ever_holds_one_members_private_text(one: list[Prompt], two: list[Prompt]) -> None:
+    """Over two rounds of one session, even where serving them is a loss."""
+    engine = Engine()
+    for prompts in (one, two):
+        members = engine.plan(prompts, backend="all")
+        master = engine.current()
+        if master is not None:
+            assert all(owner(token) is None for token in master.transcript.tokens().tolist())
+        engine.done(members)
