@@ -13,10 +13,11 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
 from tokendance_engine.config import EngineConfig
-from tokendance_engine.errors import RequestRejectedError
+from tokendance_engine.errors import ConfigError, RequestRejectedError
 from tokendance_engine.frontend.context import tagged_state
 from tokendance_engine.frontend.renderers import BOUNDARIES, config_of, segmenter_of
 from tokendance_engine.frontend.tagging import check_segments, read_tag
+from tokendance_engine.reuse.backends import make_backend
 from tokendance_engine.rounds.tag import EngineTag
 
 _PARAMS = "kv_transfer_params"
@@ -59,7 +60,8 @@ def merge_tag(processor: Any, request_id: str, prompt: Any, params: Any) -> tupl
             ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
             check_segments(tag.segments, len(ids or ()), config.max_segments)
             boundaries = tuple(tag.segments)
-    except RequestRejectedError as error:
+        make_backend(tag.backend or config.default_backend, 0, tag.options)
+    except (RequestRejectedError, ConfigError) as error:
         raise VLLMValidationError(str(error)) from None
     resolved = EngineTag(
         round_id=tag.round_id,
