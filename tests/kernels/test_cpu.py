@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -53,6 +54,10 @@ class Case:
         planes = (self.key_at, self.value_at)
         return restore_reference(pages, *self.index, self.cos, self.sin, *planes, neox).view_as(self.cache)
 
+    def rows(self) -> cpu.Rows:
+        source_page, source_row, target_page, target_row = (i.numpy() for i in self.index)
+        return cpu.Rows(source_page, source_row, target_page, target_row, self.cos.numpy(), self.sin.numpy())
+
     def run(self, neox: bool = True) -> torch.Tensor:
         out = self.cache.clone()
         pages = cpu.as_array(out)
@@ -61,8 +66,7 @@ class Case:
         key, value = (cpu.Separable.of(at.flatten(), size) for at in (self.key_at, self.value_at))
         assert key is not None
         assert value is not None
-        rows = cpu.Rows(*(i.numpy() for i in self.index), self.cos.numpy(), self.sin.numpy())
-        cpu.restore(pages, rows, key, value, neox)
+        cpu.restore(pages, self.rows(), key, value, neox)
         return out
 
 
@@ -175,10 +179,9 @@ def test_rows_of_different_lengths_and_too_wide_rotations_are_refused() -> None:
     pages, key = cpu.as_array(case.cache), cpu.Separable.of(case.key_at.flatten(), 32)
     assert pages is not None
     assert key is not None
-    index = [i.numpy() for i in case.index]
-    short = cpu.Rows(*index[:3], index[3][:-1], case.cos.numpy(), case.sin.numpy())
+    short = dataclasses.replace(case.rows(), target_row=case.rows().target_row[:-1])
     with pytest.raises(ValueError, match="must have 130"):
         cpu.restore(pages, short, key, key)
     wide = np.zeros((130, 33), dtype=np.float32)
     with pytest.raises(ValueError, match="66 rotated dimensions; a key has 64"):
-        cpu.restore(pages, cpu.Rows(*index, wide, wide), key, key)
+        cpu.restore(pages, dataclasses.replace(case.rows(), cos=wide, sin=wide), key, key)

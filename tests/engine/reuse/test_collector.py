@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 from tokendance_engine.reuse.backends import make_backend
 from tokendance_engine.reuse.collector import collect, compute, passes
 from tokendance_engine.reuse.plan import make_plan
-from tokendance_engine.reuse.ports import MemberJob, Run
+from tokendance_engine.reuse.ports import MemberJob, PageTable, Run
 from tokendance_engine.reuse.selection import Reused
 
 PAGE = 4
@@ -45,9 +46,10 @@ class ToyModel:
                 got = self.kv[job.master_pages[source // PAGE], source % PAGE]
                 self.kv[job.pages[target // PAGE], target % PAGE] = got
 
-    def rows(self, pages: np.ndarray, n: int) -> np.ndarray:
+    def rows(self, pages: PageTable, n: int) -> npt.NDArray[np.float64]:
         at = np.arange(n)
-        return self.kv[pages[at // PAGE], at % PAGE]
+        found: npt.NDArray[np.float64] = self.kv[pages[at // PAGE], at % PAGE]
+        return found
 
 
 run_lists = st.lists(st.integers(1, 30), max_size=12)

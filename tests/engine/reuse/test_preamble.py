@@ -13,7 +13,8 @@ from tokendance_engine.segments.transcript import leading, shared_order
 
 def preamble(prompts: list[Prompt], first: list[int]) -> list[int]:
     made = [cut(p) for p in prompts]
-    return make_preamble([t for t, _ in made], [s for _, s in made], first, NEUTRAL).tolist()
+    tokens = make_preamble([t for t, _ in made], [s for _, s in made], first, NEUTRAL)
+    return [int(token) for token in tokens]
 
 
 @given(rounds())

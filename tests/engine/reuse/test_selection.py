@@ -15,7 +15,7 @@ def marked(found: list[Reused], k: int, size: int) -> list[int]:
     mask = first_of_each(found, k, size)
     assert mask.dtype == np.bool_
     assert mask.shape == (size,)
-    return np.flatnonzero(mask).tolist()
+    return [int(position) for position in np.flatnonzero(mask)]
 
 
 def test_blocks_apart_get_their_own_budget() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -46,7 +48,7 @@ def test_equal_keys_mean_equal_tokens(a: list[int], b: list[int]) -> None:
 
 
 def test_a_key_does_not_depend_on_memory_layout_or_integer_width() -> None:
-    wide = np.array([[1, 9], [2, 9], [3, 9]], dtype=np.int64)[:, 0]
+    wide: Any = np.array([[1, 9], [2, 9], [3, 9]], dtype=np.int64)[:, 0]
     assert segment_key(wide) == segment_key(np.array([1, 2, 3], dtype=np.int32))
 
 

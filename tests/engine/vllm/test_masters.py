@@ -44,7 +44,7 @@ class Setup:
 
     @property
     def free(self) -> int:
-        return self.pool.get_num_free_blocks()
+        return int(self.pool.get_num_free_blocks())
 
     def master(self, session: str, rows: int, users: int = 0) -> Master:
         master = self.families.grow(self.families.get_or_make(("", session)), transcript(rows), False)

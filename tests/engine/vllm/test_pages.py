@@ -29,6 +29,7 @@ current_platform.import_kernels()
 if not hasattr(torch.ops._C, "cpu_attn_reshape_and_cache"):
     pytest.skip("needs vLLM's CPU build", allow_module_level=True)
 
+torch.set_num_threads(1)  # small tensors: more threads cost more than they bring
 HEADS = 3
 KINDS = [
     ("vec", torch.float32, 32, 64),
@@ -151,22 +152,24 @@ def test_a_writer_that_scrambles_heads_or_loses_elements_is_refused(writer: Writ
         learn_packing(layer_of(writer, torch.float32, 16, 32, None))
 
 
-@pytest.mark.parametrize("neox", [True, False], ids=["neox", "gptj"])
 @pytest.mark.parametrize(("isa", "dtype", "size", "dim"), KINDS)
 def test_the_fused_restore_leaves_the_pages_that_the_backends_writer_leaves(
-    isa: str, dtype: torch.dtype, size: int, dim: int, neox: bool
+    isa: str, dtype: torch.dtype, size: int, dim: int
 ) -> None:
-    """Two layers with and one without rotation; spans start and end inside pages; tables are shuffled."""
-    rope, other = rope_table(dim, neox), rope_table(dim // 2, neox)
+    """Layers that rotate all dimensions, half of them in GPT-J pairing, and none; spans start and end inside pages; tables are shuffled."""
+    rope, other = rope_table(dim), rope_table(dim // 2, neox=False)
     made = [
-        [layer_of(CpuWriter(isa), dtype, size, dim, r, seed=i) for i, r in enumerate((rope, other, None))]
+        [
+            layer_of(CpuWriter(isa), dtype, size, dim, r, pages=10, seed=i)
+            for i, r in enumerate((rope, other, None))
+        ]
         for _ in range(2)
     ]
     n = size + 5
     jobs = [
-        job([[3, size - 2, n]], [9, 4, 15], [2, 0, 1]),
-        job([[3, 1, 4], [size + 1, 2 * size - 3, 6], [0, 7, 2]], [6, 11, 5], [2, 0, 1]),
-        job([], [12], [2, 0, 1]),
+        job([[3, size - 2, n]], [9, 4, 7], [2, 0, 1]),
+        job([[3, 1, 4], [size + 1, 2 * size - 3, 6], [0, 7, 2]], [6, 8, 5], [2, 0, 1]),
+        job([], [3], [2, 0, 1]),
     ]
     slow, fast = PagedKV(made[0]), CpuPagedKV(made[1])
     before = made[0][0].cache.clone()
@@ -175,7 +178,7 @@ def test_the_fused_restore_leaves_the_pages_that_the_backends_writer_leaves(
     assert not torch.equal(made[0][0].cache, before)
     eps = torch.finfo(dtype).eps
     for theirs, ours in zip(*made, strict=True):
-        (k1, v1), (k2, v2) = (kv.read(x, torch.arange(16)) for kv, x in ((slow, theirs), (fast, ours)))
+        (k1, v1), (k2, v2) = (kv.read(x, torch.arange(10)) for kv, x in ((slow, theirs), (fast, ours)))
         assert torch.equal(v1, v2)
         if theirs.rope is None:
             assert torch.equal(k1, k2)
