@@ -156,7 +156,7 @@ def test_a_writer_that_scrambles_heads_or_loses_elements_is_refused(writer: Writ
 def test_the_fused_restore_leaves_the_pages_that_the_backends_writer_leaves(
     isa: str, dtype: torch.dtype, size: int, dim: int
 ) -> None:
-    """Layers that rotate all dimensions, half of them in GPT-J pairing, and none; spans start and end inside pages; tables are shuffled."""
+    """Layers rotate all dimensions, half of them in GPT-J pairing, or none; spans start and end inside pages."""
     rope, other = rope_table(dim), rope_table(dim // 2, neox=False)
     made = [
         [
