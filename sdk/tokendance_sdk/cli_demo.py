@@ -37,7 +37,7 @@ def demo(
     workload: Annotated[
         str, typer.Option(help="A .jsonl file, or a name from benchmarks/workloads.")
     ] = WORKLOAD,
-    rounds: Annotated[int | None, typer.Option(min=1, help="The first so many rounds.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="The first so many rounds.")] = 5,
     fidelity: Annotated[Fidelity, typer.Option(help="How exact answers must be.")] = DEFAULT_FIDELITY,
     model: Annotated[str | None, typer.Option(help="A model of yours; default: the demo model.")] = None,
     dtype: Annotated[str, typer.Option(help="vLLM's --dtype.")] = "float32",

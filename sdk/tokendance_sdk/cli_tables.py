@@ -20,17 +20,16 @@ _TOKENS = ("prompt", "cached", "reused", "recomputed", "fresh")
 def rounds_table(played: Replay, title: str) -> Table:
     """One line per round: token sums over its agents, and how long it took."""
     table = Table(
-        title=title, caption=caption(played), caption_justify="left", title_justify="left", box=SIMPLE
+        title=title, caption=_caption(played), caption_justify="left", title_justify="left", box=SIMPLE
     )
     for name in ("round", "agents", *_TOKENS, "ms"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("note")
     for row in played.rows:
         counts = (f"{getattr(row, f'{name}_tokens'):,}" for name in _TOKENS)
-        table.add_row(str(row.index), str(row.agents), *counts, f"{row.wall_ms:,.0f}", _note(row))
+        table.add_row(str(row.index), str(row.agents), *counts, f"{row.wall_ms:,.0f}")
     table.add_section()
     sums = (f"{sum(getattr(row, f'{name}_tokens') for row in played.rows):,}" for name in _TOKENS)
-    table.add_row("all", "", *sums, f"{sum(row.wall_ms for row in played.rows):,.0f}", "")
+    table.add_row("all", "", *sums, f"{sum(row.wall_ms for row in played.rows):,.0f}")
     return table
 
 
@@ -70,14 +69,15 @@ def comparison_table(ours: Replay, other: Replay) -> Table:
     return table
 
 
-def caption(played: Replay) -> str:
-    """What was played, in one line."""
+def _caption(played: Replay) -> str:
+    """What was played, and what there is to say about single rounds."""
     length = "exactly" if played.forced_length else "at most"
-    return (
+    about = (
         f"{played.workload}, {played.cut}; context {played.context}, layout {played.layout}, fidelity "
         f"{played.fidelity}; {length} {played.answer_tokens} answer tokens, greedy; "
         "token counts are sums over the agents"
     )
+    return "\n".join([about, *(f"round {row.index}: {note}" for row in played.rows if (note := _note(row)))])
 
 
 def outputs_lines(rows: Sequence[RoundRow]) -> list[str]:
