@@ -1,7 +1,8 @@
 """Who belongs together, and when to go.
 
 A round's requests are held until all announced members are here (at most `cap`), or, when nobody announced a size,
-until no new member came for `quiet` seconds (and `cap` at the latest). Time is passed in, so that behaviour is testable without waiting.
+until no new member came for `quiet` seconds (and `cap` at the latest). Time is passed in, so that behaviour is
+testable without waiting.
 """
 
 from __future__ import annotations
