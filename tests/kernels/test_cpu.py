@@ -35,16 +35,16 @@ class Case:
         dtype: torch.dtype,
         dim: int,
         rot: int,
-        n: int = 130,
+        n: int = 90,
         heads: int = 2,
         size: int = 32,
         seed: int = 0,
     ) -> Case:
         """Two members' tables overlap the master's: the same source rows are read many times."""
         generator = torch.Generator().manual_seed(seed)
-        cache = torch.randn(24, heads, size, 2 * dim, generator=generator).to(dtype)
-        source = torch.randint(4 * size, (n,), generator=generator)
-        target = torch.randperm(20 * size, generator=generator)[:n] + 4 * size
+        cache = torch.randn(8, heads, size, 2 * dim, generator=generator).to(dtype)
+        source = torch.randint(2 * size, (n,), generator=generator)
+        target = torch.randperm(6 * size, generator=generator)[:n] + 2 * size
         angles = torch.rand(n, rot // 2, generator=generator) * 2 * math.pi
         index = (source // size, source % size, target // size, target % size)
         return cls(cache, *PACKINGS[packing](size, dim), index, angles.cos(), angles.sin())
@@ -87,14 +87,14 @@ def assert_same(case: Case, got: torch.Tensor, wanted: torch.Tensor) -> None:
     ("dim", "rot"),
     [(64, 64), (80, 80), (96, 96), (128, 128), (80, 32), (64, 0)],
 )
-@pytest.mark.parametrize("neox", [True, False], ids=["neox", "gptj"])
-def test_it_equals_the_specification(
-    packing: str, dtype: torch.dtype, dim: int, rot: int, neox: bool
+def test_it_equals_the_specification_in_both_pairings(
+    packing: str, dtype: torch.dtype, dim: int, rot: int
 ) -> None:
     case = Case.draw(packing, dtype, dim, rot, seed=dim + rot)
-    wanted = case.expected(neox)
-    assert not torch.equal(wanted, case.cache)
-    assert_same(case, case.run(neox), wanted)
+    neox, gptj = case.expected(True), case.expected(False)
+    assert torch.equal(neox, gptj) == (rot == 0)
+    assert_same(case, case.run(True), neox)
+    assert_same(case, case.run(False), gptj)
 
 
 @pytest.mark.parametrize("n", [0, 1, cpu.CHUNK - 1, cpu.CHUNK, cpu.CHUNK + 1])
@@ -114,7 +114,7 @@ def test_any_page_size_and_number_of_heads_is_restored(heads: int, size: int) ->
 
 def test_bf16_is_rounded_exactly_as_torch_rounds_it() -> None:
     """With sin = 0 the result is one product, so no fusing blurs the comparison: all bits must agree."""
-    case = Case.draw("rows", torch.bfloat16, 64, 64, n=640)
+    case = Case.draw("rows", torch.bfloat16, 64, 64, n=190)
     halves = torch.tensor([1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 - 2**-9, 0.5 + 2**-9, -1.0 - 2**-8, 2.0**-130])
     cos = halves[torch.randint(len(halves), case.cos.shape, generator=torch.Generator().manual_seed(5))]
     plain = Case(case.cache, case.key_at, case.value_at, case.index, cos, torch.zeros_like(cos))
@@ -127,7 +127,7 @@ def test_bf16_is_rounded_exactly_as_torch_rounds_it() -> None:
 def test_infinities_and_nans_stay_what_they_are() -> None:
     case = Case.draw("rows", torch.bfloat16, 64, 64)
     odd = torch.tensor([math.inf, -math.inf, math.nan])
-    case.cache[:4, :, :, ::7] = odd.repeat(100)[: case.cache[:4, :, :, ::7].shape[3]].to(torch.bfloat16)
+    case.cache[:2, :, :, ::7] = odd.repeat(100)[: case.cache[:2, :, :, ::7].shape[3]].to(torch.bfloat16)
     got, wanted = case.run(), case.expected()
     assert wanted.isnan().any()
     assert torch.equal(got.isnan(), wanted.isnan())
@@ -180,8 +180,8 @@ def test_rows_of_different_lengths_and_too_wide_rotations_are_refused() -> None:
     assert pages is not None
     assert key is not None
     short = dataclasses.replace(case.rows(), target_row=case.rows().target_row[:-1])
-    with pytest.raises(ValueError, match="must have 130"):
+    with pytest.raises(ValueError, match="must have 90"):
         cpu.restore(pages, short, key, key)
-    wide = np.zeros((130, 33), dtype=np.float32)
+    wide = np.zeros((90, 33), dtype=np.float32)
     with pytest.raises(ValueError, match="66 rotated dimensions; a key has 64"):
         cpu.restore(pages, dataclasses.replace(case.rows(), cos=wide, sin=wide), key, key)
