@@ -164,6 +164,11 @@ def test_a_member_alone_never_builds_a_master_but_uses_one_that_is_there() -> No
     [late] = engine.plan(round_of([out(0), out(1), out(2)], members=1))
     assert (late.reason, late.master, covered(late)) == (None, master, 120)
     assert master.transcript.rows == rows, "one member's new block is nobody else's business"
+    engine.done([late])
+    engine.plan(round_of([out(0), out(1), out(0)], members=1))
+    assert master.transcript.rows == rows, (
+        "it shows known text twice, but the master is not computed for it alone"
+    )
 
 
 def test_members_that_share_nothing_are_told_so() -> None:
