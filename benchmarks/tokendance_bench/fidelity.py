@@ -57,7 +57,7 @@ def single(
 ) -> dict[str, float]:
     """One round: every level against plain vLLM."""
     prompts = [engine.prompt(workload.prompt(agent, number)) for agent in workload.agents]
-    answers = [engine.encode(workload.rounds[number].outputs[p.agent])[:answer_tokens] for p in prompts]
+    answers = [engine.encode(workload.rounds[number].outputs[a.id])[:answer_tokens] for a in workload.agents]
     engine.forget()
     engine.cache_histories(prompts)
     exact = engine.round(prompts, None, answers)

@@ -1,4 +1,8 @@
-"""One tiny float32 engine inside the test process: logits, pages and both halves of the connector are at hand."""
+"""A tiny engine inside the test process: logits, pages and both halves of the connector are at hand.
+
+A process holds one engine. Modules named `engine_*` ask for another one with `SETTINGS`; `test_other_engines.py` runs
+each of them in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,13 @@ from tiny_models import make_tiny_model
 
 
 @pytest.fixture(scope="session")
-def rounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rounds]:
-    """A llama-shaped model of three layers, pages of 32 tokens, 2,048 positions."""
-    model = make_tiny_model("llama", tmp_path_factory.mktemp("tiny") / "llama")
-    return Rounds(str(model))
+def rounds(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Rounds:
+    """A llama-shaped model of three layers, float32, pages of 32 tokens, 2,048 positions, unless `SETTINGS` differ."""
+    modules = {item.module for item in request.session.items if "inproc" in str(item.path)}
+    wanted = [dict(getattr(module, "SETTINGS", {})) for module in modules]
+    assert all(settings == wanted[0] for settings in wanted), "one engine per process"
+    shape = wanted[0].pop("shape", "llama")
+    return Rounds(str(make_tiny_model(shape, tmp_path_factory.mktemp("tiny") / shape)), **wanted[0])
 
 
 @pytest.fixture(autouse=True)

@@ -88,6 +88,11 @@ class Families:
         """Use vLLM's page pool."""
         self._pool = pool
 
+    @property
+    def pages(self) -> int:
+        """All pages of the pool."""
+        return int(self._need_pool().num_gpu_blocks)
+
     def get(self, key: FamilyKey) -> Family | None:
         """A family, now the most recently used."""
         family = self._families.get(key)

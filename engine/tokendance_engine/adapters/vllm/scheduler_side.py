@@ -49,6 +49,7 @@ class SchedulerSide:
     def __init__(self, config: VllmConfig, settings: EngineConfig, kv_cache_config: KVCacheConfig) -> None:
         self._settings = settings
         self._page_size = config.cache_config.block_size
+        self._max_seqs = config.scheduler_config.max_num_seqs
         self._limit = settings.max_round_tokens or config.scheduler_config.max_num_batched_tokens
         self._unsupported = self._gate(config, kv_cache_config)
         self._gather = Gather(settings.gather_ms / 1e3, settings.gather_cap_ms / 1e3)
@@ -163,7 +164,7 @@ class SchedulerSide:
             return False
         members = [self._members[r] for r in group.members if r in self._members]
         if (
-            any(m.cached is None for m in members)
+            any(m.cached is None and m.reason is None for m in members)
             and now < member.arrived + self._settings.gather_cap_ms / 1e3
         ):
             self._hold(now + _POLL_SLEEP)  # not all have been asked yet what their cache holds
@@ -265,8 +266,11 @@ class SchedulerSide:
         meta, self._meta = self._meta, StepMeta()
         self._budget = self._limit
         self._step += 1
+        self._families.give_way(min(self._max_seqs, self._families.pages // 20))
         if meta.is_empty():
             self._promised.clear()
+            if output.total_num_scheduled_tokens == 0:
+                self._unblock()
             if output.total_num_scheduled_tokens == 0 and self._held_until is not None:
                 time.sleep(min(_POLL_SLEEP, max(0.0, self._held_until - time.monotonic())))
         self._held_until = None
@@ -274,6 +278,13 @@ class SchedulerSide:
             self._families.changed = False
             meta.families = self._families.snapshot()
         return meta
+
+    def _unblock(self) -> None:
+        """Nothing ran although members pin a master: they do not fit beside it. All of them, since vLLM asks in turn."""
+        for member in self._members.values():
+            if member.master is not None:
+                self._key_apart(member, None)
+                self._settle(member, FallbackReason.NOT_ENOUGH_PAGES)
 
     def hear(self, report: WorkerReport) -> None:
         """Take in what the worker half said about a step."""

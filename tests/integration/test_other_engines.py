@@ -1,0 +1,30 @@
+"""Engines with other settings, each in a process of its own: vLLM starts one engine per process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.server
+HERE = Path(__file__).parent / "inproc"
+
+ENGINES = [
+    ("engine_bf16.py", ""),
+    ("engine_small_pool.py", ""),
+    ("engine_model.py", "qwen2:64"),
+    ("engine_model.py", "qwen3:128"),
+    ("engine_model.py", "mistral:32"),
+]
+
+
+@pytest.mark.parametrize(("module", "tiny"), ENGINES, ids=lambda value: value or "-")
+def test_engine(module: str, tiny: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / module)]
+    env = {**os.environ, **({"TOKENDANCE_TINY": tiny} if tiny else {})}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
