@@ -104,7 +104,10 @@ class RoundTag(BaseModel):
     session_id: str | None = Field(
         default=None, description="Family across rounds; default: round_id up to its last ':'."
     )
-    fidelity: Fidelity = DEFAULT_FIDELITY
+    fidelity: Fidelity = Field(
+        default=DEFAULT_FIDELITY,
+        description="`exact`: computed as vLLM does; `balanced`: recomputes where it pays; `fast`: reuses all it can.",
+    )
     backend: str | None = Field(default=None, description="PIC backend for this request (experiments).")
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the backend.")
     segments: list[int] | None = Field(
@@ -127,11 +130,13 @@ class RoundTag(BaseModel):
 class MemberReport(BaseModel):
     """What was reused for one member, and what not (token counts; times in milliseconds)."""
 
-    round_id: str
-    agent_id: str
-    group_size: int = 1
-    role: Literal["member", "solo"] = "solo"
-    prompt_tokens: int = 0
+    round_id: str = Field(description="As in the tag.")
+    agent_id: str = Field(description="As in the tag, or the request's own id.")
+    group_size: int = Field(default=1, description="Members planned together.")
+    role: Literal["member", "solo"] = Field(default="solo", description="`member` of a group, or alone.")
+    prompt_tokens: int = Field(
+        default=0, description="Cached + reused + recomputed + fresh; separators do not count."
+    )
     cached_tokens: int = Field(default=0, description="Found in vLLM's prefix cache.")
     approximate_cached_tokens: int = Field(
         default=0, description="Of these, computed approximately in an earlier round."
@@ -141,16 +146,21 @@ class MemberReport(BaseModel):
         default=0, description="Restored from the master, then recomputed (selection)."
     )
     fresh_tokens: int = Field(default=0, description="Computed because nobody had them.")
-    gather_ms: float = 0.0
+    matched: list[tuple[int, int]] = Field(
+        default_factory=list, description="Prompt offsets [start, end) of the segments found in the master."
+    )
+    gather_ms: float = Field(default=0.0, description="Waiting for the other members.")
     restore_ms: float | None = Field(
         default=None, description="Of the whole group; null if the answer ended first."
     )
     compute_ms: float | None = Field(
         default=None, description="Of the whole group; null if the answer ended first."
     )
-    backend: str | None = None
-    fidelity: Fidelity = DEFAULT_FIDELITY
-    fallback_reason: FallbackReason | None = None
+    backend: str | None = Field(default=None, description="PIC backend used; null with `exact`.")
+    fidelity: Fidelity = Field(default=DEFAULT_FIDELITY, description="Asked for.")
+    fallback_reason: FallbackReason | None = Field(
+        default=None, description="Why nothing was reused; null if it was."
+    )
 
 
 class Limits(BaseModel):

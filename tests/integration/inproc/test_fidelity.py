@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from rounds import Rounds, join
 from tokendance_bench.inproc import Prompt
@@ -39,6 +41,7 @@ def test_balanced_and_fast_reuse_and_report_every_token_once(rounds: Rounds) -> 
             assert report["group_size"] == 3
             assert report["recomputed_tokens"] == selected
             assert report["reused_tokens"] == 180 + 26 - selected
+            assert report["matched"] == [list(span) for span in pairwise(prompt.boundaries)]
             parts = ("cached_tokens", "reused_tokens", "recomputed_tokens", "fresh_tokens")
             assert sum(report[p] for p in parts) == len(prompt.tokens) == report["prompt_tokens"]
 
@@ -108,3 +111,19 @@ def test_the_same_round_twice_is_served_from_the_members_own_pages(rounds: Round
     assert again.tokens == first.tokens
     for report in again.reports:
         assert report["approximate_cached_tokens"] > 0
+
+
+def test_an_answer_that_tokenizes_differently_is_a_miss_and_still_right(rounds: Rounds) -> None:
+    prompts = rounds.members()
+    first = rounds.play(prompts, "s:1", backend="all", max_tokens=64)
+    blocks, end = [rounds.random(200), rounds.random(200)], rounds.random(20)
+    following = []
+    for p, answer in zip(prompts, first.tokens, strict=True):
+        spelled = answer[:10] + rounds.random(3) + answer[12:]
+        more = join(p.agent, p.tokens + spelled, blocks, end)
+        following.append(Prompt(p.agent, more.tokens, p.boundaries + more.boundaries))
+    got = rounds.play(following, "s:2", backend="all")
+    for report, prompt in zip(got.reports, prompts, strict=True):
+        assert report["cached_tokens"] == (len(prompt.tokens) + 10) // 32 * 32
+        assert report["fallback_reason"] is None
+    assert got.tokens == rounds.plain(following)

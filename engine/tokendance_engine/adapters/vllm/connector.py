@@ -6,8 +6,9 @@ vLLM creates one instance in the scheduler's process and one in every worker; th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from vllm.config import VllmConfig
@@ -16,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
 )
+from vllm.logger import init_logger
 
 from tokendance_engine.adapters.vllm.messages import StepMeta, WorkerReport
 from tokendance_engine.adapters.vllm.scheduler_side import SchedulerSide
@@ -29,6 +31,26 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+
+logger = init_logger("vllm.tokendance")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _guarded(hook: Callable[P, R]) -> Callable[P, R | None]:
+    """A fault in our books must not end vLLM's scheduler: log it, and let the request take vLLM's own path."""
+
+    @functools.wraps(hook)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        try:
+            return hook(*args, **kwargs)
+        except Exception:
+            logger.exception("TokenDance: %s failed", hook.__name__)
+            return None
+
+    return guarded
 
 
 class TokenDanceConnector(KVConnectorBase_V1):
@@ -59,6 +81,7 @@ class TokenDanceConnector(KVConnectorBase_V1):
         super().bind_kv_cache_manager(kv_cache_manager)
         self._scheduler.bind(kv_cache_manager)
 
+    @_guarded
     def on_new_request(self, request: Request) -> None:
         self._scheduler.on_new_request(request)
 
@@ -75,13 +98,18 @@ class TokenDanceConnector(KVConnectorBase_V1):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         return self._scheduler.build_meta(scheduler_output)
 
+    @_guarded
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, WorkerReport):
             self._scheduler.hear(report)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return False, self._scheduler.finish(request)
+        return False, self._finish(request)
+
+    @_guarded
+    def _finish(self, request: Request) -> dict[str, Any] | None:
+        return self._scheduler.finish(request)
 
     def reset_cache(self) -> bool | None:
         return self._scheduler.reset()

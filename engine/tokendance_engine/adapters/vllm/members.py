@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tokendance_sdk.protocol import FallbackReason, MemberReport
 
 from tokendance_engine.adapters.vllm.masters import FamilyKey, Master
-from tokendance_engine.adapters.vllm.rekey import Point
+from tokendance_engine.adapters.vllm.rekey import Chain, Point, rekey, unkey
 from tokendance_engine.reuse.backends import Backend
 from tokendance_engine.reuse.plan import Plan
 from tokendance_engine.reuse.selection import Reused
@@ -61,6 +61,25 @@ class Member:
         """What its round is gathered by."""
         return self.family, self.tag.round_id
 
+    def follow(self, chain: Chain, page_size: int) -> None:
+        """Key the prompt as this agent's earlier, approximate pages were keyed, so that it finds them again."""
+        for point in chain.usable(self.prompt, page_size):
+            rekey(self.request, point)
+            self.points.append(point)
+
+    def key_apart(self, page: int | None) -> None:
+        """Salt the request's keys from the page of its first approximate token on; None: it has none of its own."""
+        if self.own_point is not None:
+            if self.own_point.page == page:
+                return
+            self.points.remove(self.own_point)
+            unkey(self.request, self.points)
+            self.own_point = None
+        if page is not None:
+            self.own_point = Point.fresh(page)
+            rekey(self.request, self.own_point)
+            self.points.append(self.own_point)
+
     def report(self, page_size: int) -> MemberReport:
         """What was reused, and what not (`cached` counts whole pages; the last prompt token is always computed)."""
         plan = self.plan if self.admitted and self.reason is None else None
@@ -79,6 +98,7 @@ class Member:
             reused_tokens=plan.reused if plan else 0,
             recomputed_tokens=plan.selected if plan else 0,
             fresh_tokens=plan.fresh + 1 if plan else len(self.prompt) - cached,
+            matched=[(s.start, s.end) for s in self.found or []] if plan else [],
             gather_ms=round(self.gathered_ms, 3),
             restore_ms=round(self.times[0], 3) if self.times else None,
             compute_ms=round(self.times[1], 3) if self.times else None,

@@ -16,16 +16,18 @@ class StepMeta(KVConnectorMetadata):
 
     Attributes:
         masters, members: jobs, in execution order.
+        lost: pages promised to vLLM that nobody will fill; reported as load errors.
         families: live families for the status route, when they changed.
     """
 
     masters: list[MasterJob] = field(default_factory=list)
     members: list[MemberJob] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
     families: list[dict[str, Any]] | None = None
 
     def is_empty(self) -> bool:
         """Nothing to do."""
-        return not (self.masters or self.members)
+        return not (self.masters or self.members or self.lost)
 
 
 @dataclass

@@ -13,23 +13,17 @@ import numpy as np
 from tokendance_sdk.protocol import BODY_KEY, FallbackReason
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
-from vllm.tokenizers import cached_tokenizer_from_config
 
+from tokendance_engine.adapters.vllm.intake import Intake
 from tokendance_engine.adapters.vllm.masters import Families
 from tokendance_engine.adapters.vllm.members import Member
 from tokendance_engine.adapters.vllm.messages import StepMeta, WorkerReport
-from tokendance_engine.adapters.vllm.rekey import Chain, Point, rekey, unkey
+from tokendance_engine.adapters.vllm.rekey import Chain
 from tokendance_engine.adapters.vllm.round_planner import RoundPlanner
-from tokendance_engine.adapters.vllm.support import UnsupportedError, check_config
 from tokendance_engine.config import EngineConfig
-from tokendance_engine.errors import ConfigError
-from tokendance_engine.reuse.backends import Backend, make_backend
 from tokendance_engine.reuse.plan import make_plan
-from tokendance_engine.reuse.ports import MemberJob
-from tokendance_engine.reuse.preamble import NEUTRAL
+from tokendance_engine.reuse.ports import MemberJob, PageTable
 from tokendance_engine.rounds.gather import Gather
-from tokendance_engine.rounds.tag import EngineTag
-from tokendance_engine.segments.key import split
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -51,12 +45,12 @@ class SchedulerSide:
         self._page_size = config.cache_config.block_size
         self._max_seqs = config.scheduler_config.max_num_seqs
         self._limit = settings.max_round_tokens or config.scheduler_config.max_num_batched_tokens
-        self._unsupported = self._gate(config, kv_cache_config)
+        self._intake = Intake(config, settings, kv_cache_config)
         self._gather = Gather(settings.gather_ms / 1e3, settings.gather_cap_ms / 1e3)
         self._families = Families(self._page_size, settings.master_share)
-        tokenizer = cached_tokenizer_from_config(config.model_config)
-        neutral = np.array(tokenizer.encode(NEUTRAL, add_special_tokens=False), dtype=np.int32)
-        self._planner = RoundPlanner(self._families, settings, config.model_config.max_model_len, neutral)
+        self._planner = RoundPlanner(
+            self._families, settings, config.model_config.max_model_len, self._intake.neutral
+        )
         self._members: dict[str, Member] = {}
         self._meta = StepMeta()
         self._budget = self._limit
@@ -64,65 +58,24 @@ class SchedulerSide:
         self._step = 0
         self._promised: dict[bytes, int] = {}
 
-    @staticmethod
-    def _gate(config: VllmConfig, kv_cache_config: KVCacheConfig) -> str | None:
-        try:
-            check_config(config)
-        except UnsupportedError as error:
-            return str(error)
-        if len(kv_cache_config.kv_cache_groups) != 1:
-            return "more than one KV cache group"
-        return None
-
     def bind(self, manager: KVCacheManager) -> None:
         """Take vLLM's page pool; masters are allocated from it."""
         self._families.bind(manager.block_pool)
 
     def on_new_request(self, request: Request) -> None:
         """Register a tagged request; untagged ones are ignored."""
-        tag = EngineTag.from_params(request.kv_transfer_params)
-        if tag is None or request.prompt_token_ids is None:
+        member = self._intake.member(request, time.monotonic())
+        if member is None:
             return
-        prompt = np.array(request.prompt_token_ids, dtype=np.int32)
-        family = (request.cache_salt or "", tag.session_id)
-        now = time.monotonic()
-        reason, backend, segments = self._admissible(request, tag), None, []
-        try:
-            segments = split(prompt, tag.segments)
-            backend = self._backend(tag)
-        except (ValueError, ConfigError):
-            logger.exception("TokenDance: request %s is served plainly", request.request_id)
-            reason = reason or FallbackReason.UNSUPPORTED_REQUEST
-        member = Member(request, tag, family, prompt, segments, backend, now, reason=reason)
         self._members[request.request_id] = member
         # Members that reuse nothing still count as arrived, so that nobody waits for them.
-        member.group = self._gather.add(member.key, request.request_id, tag.parent, tag.round_size, now)
-        if reason is None:
-            self._follow_chain(member)
-
-    def _admissible(self, request: Request, tag: EngineTag) -> FallbackReason | None:
-        if self._unsupported is not None:
-            return FallbackReason.UNSUPPORTED_MODEL
-        plain = request.lora_request or request.mm_features or request.prompt_embeds is not None
-        if plain or request.skip_reading_prefix_cache or request.sampling_params is None:
-            return FallbackReason.UNSUPPORTED_REQUEST
-        return FallbackReason.EXACT_REQUESTED if tag.fidelity == "exact" else None
-
-    def _backend(self, tag: EngineTag) -> Backend | None:
-        if tag.fidelity == "exact":
-            return None
-        first = self._settings.fast_tokens if tag.fidelity == "fast" else self._settings.balanced_tokens
-        return make_backend(tag.backend or self._settings.default_backend, first, tag.options)
-
-    def _follow_chain(self, member: Member) -> None:
-        """Key the prompt as this agent's earlier, approximate pages were keyed, so that it finds them again."""
+        tag = member.tag
+        member.group = self._gather.add(
+            member.key, request.request_id, tag.parent, tag.round_size, member.arrived
+        )
         family = self._families.get(member.family)
-        chain = family.chains.get(member.tag.agent_id) if family else None
-        if chain is None:
-            return
-        for point in chain.usable(member.prompt, self._page_size):
-            rekey(member.request, point)
-            member.points.append(point)
+        if member.reason is None and family is not None and tag.agent_id in family.chains:
+            member.follow(family.chains[tag.agent_id], self._page_size)
 
     def promise(self, request: Request, cached: int) -> int | None:
         """How many tokens beyond vLLM's cache the worker will provide; None: ask again in the next step.
@@ -130,6 +83,18 @@ class SchedulerSide:
         Args:
             cached: tokens vLLM's prefix cache holds, a multiple of the page size.
         """
+        try:
+            return self._promise(request, cached)
+        except Exception:
+            logger.exception(
+                "TokenDance: planning request %s failed; it is served plainly", request.request_id
+            )
+            member = self._members.get(request.request_id)
+            if member is not None:
+                self._settle(member, FallbackReason.WORKER_ERROR)
+            return 0
+
+    def _promise(self, request: Request, cached: int) -> int | None:
         if self._reads_unwritten_pages(request, cached):
             return None
         self._families.give_way(-(-(request.num_tokens - cached) // self._page_size))
@@ -203,22 +168,9 @@ class SchedulerSide:
         if plan.computed > self._budget and self._meta.members:
             self._hold(time.monotonic())
             return None
-        self._key_apart(member, None if start is None else start // self._page_size)
+        member.key_apart(None if start is None else start // self._page_size)
         member.plan = plan
         return plan.promised
-
-    def _key_apart(self, member: Member, page: int | None) -> None:
-        """Salt the request's keys from the page of its first approximate token on."""
-        if member.own_point is not None:
-            if member.own_point.page == page:
-                return
-            member.points.remove(member.own_point)
-            unkey(member.request, member.points)
-            member.own_point = None
-        if page is not None:
-            member.own_point = Point.fresh(page)
-            rekey(member.request, member.own_point)
-            member.points.append(member.own_point)
 
     def bind_plan(self, request: Request, page_ids: list[int], external: int) -> None:
         """Pages were allocated: turn the promise into this step's work.
@@ -231,12 +183,22 @@ class SchedulerSide:
         if member is None or member.plan is None or member.admitted:
             return
         if external != member.plan.promised:
-            self._key_apart(member, None)
+            member.key_apart(None)
             self._settle(member, FallbackReason.UNSUPPORTED_REQUEST)
             return
+        first = member.plan.cached // self._page_size
+        try:
+            self._hand_over(request, member, np.array(page_ids, dtype=np.int32))
+        except Exception:
+            # vLLM already counts on the tokens: they must come back as load errors.
+            logger.exception("TokenDance: handing over request %s failed", request.request_id)
+            self._meta.lost.extend(page_ids[first:])
+            self._settle(member, FallbackReason.WORKER_ERROR)
+
+    def _hand_over(self, request: Request, member: Member, pages: PageTable) -> None:
         plan, master = member.plan, member.master
+        assert plan is not None
         assert master is not None
-        pages = np.array(page_ids, dtype=np.int32)
         tokens = (
             np.concatenate([member.prompt[a:b] for a, b in plan.compute])
             if len(plan.compute)
@@ -280,16 +242,16 @@ class SchedulerSide:
         return meta
 
     def _unblock(self) -> None:
-        """Nothing ran although members pin a master: they do not fit beside it. All of them, since vLLM asks in turn."""
+        """Nothing ran although members pin a master: they do not fit beside it, and vLLM asks them in turn."""
         for member in self._members.values():
             if member.master is not None:
-                self._key_apart(member, None)
+                member.key_apart(None)
                 self._settle(member, FallbackReason.NOT_ENOUGH_PAGES)
 
     def hear(self, report: WorkerReport) -> None:
         """Take in what the worker half said about a step."""
         if report.gate is not None and report.gate[0] is not None:
-            self._unsupported = report.gate[0]
+            self._intake.unsupported = report.gate[0]
         for request_id, times in report.times.items():
             if request_id in self._members:
                 self._members[request_id].times = times

@@ -93,6 +93,7 @@ class WorkerSide:
 
     def run_members(self, meta: StepMeta) -> None:
         """Restore and compute the step's members; a fault fails all of them (later ones may read earlier pages)."""
+        self._failed_pages.update(meta.lost)
         if not meta.members:
             return
         try:
