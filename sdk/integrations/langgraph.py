@@ -28,7 +28,7 @@ from tokendance_sdk.prompt import DEFAULT_LABEL, HistoryItem, Label, RoundPrompt
 from tokendance_sdk.protocol import ID_PATTERN
 from tokendance_sdk.results import RoundResult
 
-__all__ = ["Output", "RoundBroadcaster", "RoundPlace", "keep_once"]
+__all__ = ["Output", "RoundBroadcaster", "RoundPlace", "Update", "keep_once"]
 
 
 class Output(TypedDict):
@@ -38,6 +38,10 @@ class Output(TypedDict):
     round: int
     agent: str
     text: str
+
+
+Update = Callable[[Any, list[Output]], Mapping[str, Any]]
+"""(state before the round, its outputs) -> further state to write; see `RoundBroadcaster.node`."""
 
 
 def keep_once(known: Sequence[Output] | None, new: Sequence[Output] | None) -> list[Output]:
@@ -118,17 +122,22 @@ class RoundBroadcaster:
         outputs: str = "outputs",
         task: str = "task",
         on_failure: Literal["raise", "skip"] = "raise",
+        update: Update | None = None,
         name: str = "round",
         **fields: Any,
-    ) -> RunnableLambda[Any, dict[str, list[Output]]]:
+    ) -> RunnableLambda[Any, dict[str, Any]]:
         """A node (sync and async) that runs one round and returns its outputs.
 
         Args:
             histories: state key, agent -> private history (text or messages); its order is the round's.
-            outputs: state key with `keep_once` as reducer; the last round's outputs are this round's shared
-                blocks, an agent's own earlier ones are part of its history.
+            outputs: state key; the last round's outputs are this round's shared blocks. With `keep_once` as
+                reducer an agent's own earlier ones follow its history; without a reducer the state holds the
+                last round only, and what agents remember is up to `update`.
             task: state key, one text for all or agent -> text; may be absent.
             on_failure: `raise` RoundFailedError, for LangGraph's retry policy, or `skip` members that failed.
+            update: called with the state that the round saw and the round's outputs; what it returns is written
+                to the state in the same step: grown histories, the next task, or, under the key `outputs`, what
+                the next round shares in place of the outputs as they are.
             fields: as for `rounds.create`; they replace the broadcaster's defaults.
         """
 
@@ -147,30 +156,30 @@ class RoundBroadcaster:
                 "raise_on_error": on_failure == "raise",
             }
 
-        def finish(number: int, result: RoundResult) -> dict[str, list[Output]]:
+        def finish(state: Any, number: int, result: RoundResult) -> dict[str, Any]:
             if self.on_round is not None:
                 self.on_round(result)
             new = [
                 Output(round_id=result.round_id, round=number, agent=agent, text=text)
                 for agent, text in result.outputs.items()
             ]
-            return {outputs: new}
+            return {outputs: new, **(update(state, new) if update is not None else {})}
 
-        def run(state: Any, config: RunnableConfig) -> dict[str, list[Output]]:
+        def run(state: Any, config: RunnableConfig) -> dict[str, Any]:
             if self.client is None:
                 raise TokenDanceError(
                     "this broadcaster has an async client only; use ainvoke or give it a client"
                 )
             number, arguments = prepare(state, config)
-            return finish(number, self.client.rounds.create(**arguments))
+            return finish(state, number, self.client.rounds.create(**arguments))
 
-        async def arun(state: Any, config: RunnableConfig) -> dict[str, list[Output]]:
+        async def arun(state: Any, config: RunnableConfig) -> dict[str, Any]:
             if self.async_client is None:
                 raise TokenDanceError(
                     "this broadcaster has a sync client only; use invoke or give it async_client"
                 )
             number, arguments = prepare(state, config)
-            return finish(number, await self.async_client.rounds.create(**arguments))
+            return finish(state, number, await self.async_client.rounds.create(**arguments))
 
         return RunnableLambda(run, afunc=arun, name=name)
 

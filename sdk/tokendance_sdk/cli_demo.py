@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from tokendance_sdk.cli_replay import PLAIN_ARGUMENTS, play, show
+from tokendance_sdk.cli_replay import PLAIN_ARGUMENTS, Player, play, show
 from tokendance_sdk.cli_server import running_server, vllm_command
 from tokendance_sdk.demo_model import ensure_smollm2
+from tokendance_sdk.errors import TokenDanceError
 from tokendance_sdk.protocol import DEFAULT_FIDELITY, Fidelity
 from tokendance_sdk.replay import Replay, Settings, served_model, server_codec
 from tokendance_sdk.workload import Workload, load_workload
 from tokendance_sdk.workload_cut import Cut, cut
 
 WORKLOAD = "ga-ville3-valentine"
+ROUNDS = 5
 SIZE = Cut(history_tokens=800, block_tokens=200)
-"""The standard cut of the benchmarks."""
+"""The standard cut of the benchmarks: prompts of up to 1,400 tokens, which a plain server reads in seconds."""
 
 _SERVER = ("--enforce-eager", "--block-size", "32", "--max-model-len", "8192", "--served-model-name", "demo")
 _PLUGIN = ("--plugin", "tokendance_engine")
@@ -37,19 +41,25 @@ def demo(
     workload: Annotated[
         str, typer.Option(help="A .jsonl file, or a name from benchmarks/workloads.")
     ] = WORKLOAD,
-    rounds: Annotated[int, typer.Option(min=1, help="The first so many rounds.")] = 5,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help=f"The first so many rounds; default: {ROUNDS}, or all if fewer.")
+    ] = None,
     fidelity: Annotated[Fidelity, typer.Option(help="How exact answers must be.")] = DEFAULT_FIDELITY,
     model: Annotated[str | None, typer.Option(help="A model of yours; default: the demo model.")] = None,
     dtype: Annotated[str, typer.Option(help="vLLM's --dtype.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print the generated texts too.")] = False,
 ) -> None:
-    """Serve a small model with and without TokenDance, play one multi-agent story through both, and compare.
+    """Serve a small model with and without TokenDance, play one LangGraph story through both, and compare.
 
-    The two servers run one after the other. Needs the engine (`make setup`), no GPU and no model hub.
+    Each round is one step of the graph. What the next round reads is what was recorded, so both servers are given the
+    same prompts. The two servers run one after the other. Needs the engine (`make setup`), no GPU and no model hub.
     """
-    console = Console(stderr=as_json)
-    vllm_command()  # before a minute is spent on anything else
+    console = Console(stderr=True, soft_wrap=True)
+    # Whatever is missing is said before a minute is spent on anything else.
+    vllm_command()
+    play_graph = _graph_player()
+    whole = load_workload(workload)
     # Memory for KV pages: enough for this story, small enough for a laptop.
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -57,23 +67,14 @@ def demo(
         with console.status("making the demo model (once)"):
             model = str(ensure_smollm2())
     how = Settings(fidelity=fidelity, force_length=True)
-    arguments = (*_SERVER, "--dtype", dtype)
+    size = replace(SIZE, rounds=rounds or min(ROUNDS, len(whole.rounds)))
+    played = []
     with tempfile.TemporaryDirectory(prefix="tokendance-demo-") as scratch:
-        logs = Path(scratch)
-        ours, scenario = _run(
-            console, "TokenDance", model, (*arguments, *_PLUGIN), logs, how, workload, rounds
-        )
-        other, _ = _run(
-            console,
-            "plain vLLM",
-            model,
-            (*arguments, *PLAIN_ARGUMENTS),
-            logs,
-            how,
-            workload,
-            rounds,
-            scenario,
-        )
+        for name, more in (("TokenDance", _PLUGIN), ("plain vLLM", PLAIN_ARGUMENTS)):
+            arguments = (*_SERVER, "--dtype", dtype, *more)
+            log = Path(scratch) / f"{name.replace(' ', '-')}.log"
+            played.append(_run(console, name, model, arguments, log, how, whole, size, play_graph))
+    ours, other = played
     show(Console(), ours, other, as_json=as_json, verbose=verbose)
     if ours.failed or other.failed:
         raise typer.Exit(1)
@@ -84,26 +85,39 @@ def _run(
     name: str,
     model: str,
     arguments: tuple[str, ...],
-    logs: Path,
+    log: Path,
     how: Settings,
-    workload: str,
-    rounds: int | None,
-    scenario: Workload | None = None,
-) -> tuple[Replay, Workload]:
+    whole: Workload,
+    size: Cut,
+    player: Player,
+) -> Replay:
     from openai import OpenAI
 
+    begun = time.monotonic()
+    console.print(f"{name}: vllm serve {' '.join(arguments)}", markup=False, highlight=False)
     status = console.status(f"starting {name}")
     status.start()
     try:
-        with running_server(model, arguments, logs / f"{name.replace(' ', '-')}.log") as url:
+        with running_server(model, arguments, log) as url:
             status.stop()
+            ready = time.monotonic()
             with OpenAI(base_url=url, api_key="none") as probe:
                 served, _ = served_model(probe)
-                if scenario is None:
-                    size = Cut(
-                        rounds=rounds, history_tokens=SIZE.history_tokens, block_tokens=SIZE.block_tokens
-                    )
-                    scenario = cut(load_workload(workload), size, *server_codec(probe, served))
-            return play(scenario, how, url, served, label=name), scenario
+                scenario = cut(whole, size, *server_codec(probe, served))
+            played = play(scenario, how, url, served, label=name, player=player)
+            done = time.monotonic()
     finally:
         status.stop()
+    console.print(f"{name}: up after {ready - begun:.0f} s, played in {done - ready:.0f} s, stopped")
+    return played
+
+
+def _graph_player() -> Player:
+    try:
+        from tokendance_sdk.demo_graph import play_graph
+    except ModuleNotFoundError as error:
+        raise TokenDanceError(
+            f"the demo is a LangGraph graph and needs {error.name!r}, which is not installed; "
+            "pip install 'tokendance[langgraph]'"
+        ) from error
+    return play_graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +25,8 @@ from tokendance_sdk.workload import Context, Workload, load_workload
 from tokendance_sdk.workload_cut import Cut, cut
 
 LayoutName = Literal["canonical", "self_last", "rotated", "shared_first"]
+Player = Callable[..., Coroutine[Any, Any, Replay]]
+"""`replay`, or what takes the same arguments."""
 PLAIN_ARGUMENTS = ("--enable-prompt-tokens-details",)
 """Without it a plain vLLM does not say what its prefix cache held."""
 
@@ -96,7 +98,14 @@ def replay_command(
 
 
 def play(
-    scenario: Workload, how: Settings, base_url: str, model: str, *, api_key: str = "none", label: str = ""
+    scenario: Workload,
+    how: Settings,
+    base_url: str,
+    model: str,
+    *,
+    api_key: str = "none",
+    label: str = "",
+    player: Player = replay,
 ) -> Replay:
     """Replay with a progress bar on standard error."""
     from openai import AsyncOpenAI
@@ -105,7 +114,7 @@ def play(
 
     async def run() -> Replay:
         async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
-            return await replay(
+            return await player(
                 client, scenario, how, model=model, on_round=lambda row: progress.advance(task)
             )
 

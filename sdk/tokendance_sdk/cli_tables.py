@@ -73,8 +73,8 @@ def _caption(played: Replay) -> str:
     """What was played, and what there is to say about single rounds."""
     length = "exactly" if played.forced_length else "at most"
     about = (
-        f"{played.workload}, {played.cut}; context {played.context}, layout {played.layout}, fidelity "
-        f"{played.fidelity}; {length} {played.answer_tokens} answer tokens, greedy; "
+        f"{played.workload} through {played.through}, {played.cut}; context {played.context}, "
+        f"layout {played.layout}, fidelity {played.fidelity}; {length} {played.answer_tokens} answer tokens, greedy; "
         "token counts are sums over the agents"
     )
     return "\n".join([about, *(f"round {row.index}: {note}" for row in played.rows if (note := _note(row)))])

@@ -84,6 +84,7 @@ class Replay:
     Attributes:
         plain: the server knew no rounds, so members went as ordinary chat requests.
         cut: how the workload was cut, in words.
+        through: what assembled and sent the rounds.
     """
 
     workload: str
@@ -96,6 +97,33 @@ class Replay:
     answer_tokens: int
     forced_length: bool
     rows: tuple[RoundRow, ...]
+    through: str = "the SDK"
+
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        settings: Settings,
+        rows: Sequence[RoundRow],
+        *,
+        model: str,
+        plain: bool,
+        through: str = "the SDK",
+    ) -> Replay:
+        """The replay of `workload` that gave `rows`."""
+        return cls(
+            workload=workload.name,
+            cut=(workload.cut or Cut()).describe(),
+            model=model,
+            plain=plain,
+            fidelity=settings.fidelity,
+            context=settings.context,
+            layout=settings.layout.name,
+            answer_tokens=settings.answer_tokens,
+            forced_length=settings.force_length,
+            rows=tuple(rows),
+            through=through,
+        )
 
     @property
     def failed(self) -> int:
@@ -116,6 +144,18 @@ class Settings:
     layout: Layout = Layout.canonical()  # noqa: RUF009 (immutable)
     answer_tokens: int = 32
     force_length: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """What every round is sent with, for `rounds.create`; answers are greedy."""
+        fields = {"temperature": 0.0, "max_tokens": self.answer_tokens, "fidelity": self.fidelity}
+        if self.force_length:
+            fields |= {"ignore_eos": True, "min_tokens": self.answer_tokens}
+        return fields
+
+
+def new_session(workload: Workload) -> str:
+    """A session id that no earlier replay had: nothing one left in the server is the other's family."""
+    return f"replay-{workload.name}-{secrets.token_hex(4)}"
 
 
 async def replay(
@@ -141,34 +181,22 @@ async def replay(
     from tokendance_sdk.client import AsyncTokenDance
 
     how = settings or Settings()
-    fields: dict[str, Any] = {"temperature": 0.0, "max_tokens": how.answer_tokens, "fidelity": how.fidelity}
-    if how.force_length:
-        fields |= {"ignore_eos": True, "min_tokens": how.answer_tokens}
     dance = AsyncTokenDance(client)
-    session = f"replay-{workload.name}-{secrets.token_hex(4)}"
+    session = new_session(workload)
     rows: list[RoundRow] = []
     plain = False
     for t in range(len(workload.rounds)):
         prompts = [
             workload.prompt(agent, t, context=how.context, layout=how.layout) for agent in workload.agents
         ]
-        result = await dance.rounds.create(model=model, round_id=f"{session}:{t}", agents=prompts, **fields)
+        result = await dance.rounds.create(
+            model=model, round_id=f"{session}:{t}", agents=prompts, **how.fields()
+        )
         plain = result.plain
         rows.append(RoundRow.of(t, result))
         if on_round is not None:
             on_round(rows[-1])
-    return Replay(
-        workload=workload.name,
-        cut=(workload.cut or Cut()).describe(),
-        model=model,
-        plain=plain,
-        fidelity=how.fidelity,
-        context=how.context,
-        layout=how.layout.name,
-        answer_tokens=how.answer_tokens,
-        forced_length=how.force_length,
-        rows=tuple(rows),
-    )
+    return Replay.of(workload, how, rows, model=model, plain=plain)
 
 
 def served_model(client: OpenAI) -> tuple[str, str]:

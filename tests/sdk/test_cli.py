@@ -128,7 +128,13 @@ def test_a_comparison_shows_the_same_rounds_on_a_plain_server(fake: FakeServer, 
 
 def test_tables_name_workload_cut_and_totals(fake: FakeServer, plain: FakeServer) -> None:
     done = replayed(fake, "--compare", plain.base_url)
-    for text in ("ga-ville3-valentine, first 3 rounds", "recomputed", "63", "plain server", "TokenDance ms"):
+    for text in (
+        "ga-ville3-valentine through the SDK, first 3 rounds",
+        "recomputed",
+        "63",
+        "plain server",
+        "TokenDance ms",
+    ):
         assert text in done.stdout
 
 

@@ -234,6 +234,36 @@ def test_what_is_missing_is_named(rounds_server: FakeServer) -> None:
         graph(only_async.node(), 1).invoke(start())
 
 
+class Diary(TypedDict):
+    histories: dict[str, list[str]]
+    outputs: list[Output]
+    task: str
+
+
+def moderated(state: Diary, said: list[Output]) -> dict[str, Any]:
+    """Keeps each agent's first words as its memory, and lets only klaus be heard, in capitals."""
+    number = said[0]["round"]
+    heard = [Output(**{**o, "text": o["text"].upper()}) for o in said if o["agent"] == "klaus"]
+    memories = {who: [*known, f"day {number}"] for who, known in state["histories"].items()}
+    return {"histories": memories, "outputs": heard, "task": f"task {number + 1}"}
+
+
+def test_an_update_edits_what_is_shared_grows_histories_and_sets_the_task_in_the_same_step(
+    rounds_server: FakeServer,
+) -> None:
+    node = broadcaster(rounds_server).node(update=moderated)
+    builder = StateGraph(Diary).add_node("round", node).add_edge(START, "round")
+    builder.add_conditional_edges("round", lambda s: "round" if s["outputs"][-1]["round"] < 2 else END)
+    begin = {"histories": {"klaus": ["klaus."], "maria": ["maria."]}, "outputs": [], "task": "go"}
+    final = builder.compile(checkpointer=InMemorySaver()).invoke(begin, thread())
+    assert [request.round_id for request in requests(rounds_server)] == ["sim:1", "sim:2", "sim:3"]
+    first, second = ([text for _, text in prompt(requests(rounds_server)[t], "maria")] for t in (0, 1))
+    assert first == ["maria.\n\ngo"]
+    assert second == ["maria.\nday 0\n[klaus]\nRE: KLAUS.\n\nGO\n\ntask 1"]
+    assert [(o["round"], o["agent"]) for o in final["outputs"]] == [(2, "klaus")]
+    assert final["histories"]["maria"] == ["maria.", "day 0", "day 1", "day 2"]
+
+
 def test_on_round_sees_every_result(rounds_server: FakeServer) -> None:
     seen: list[Any] = []
     graph(broadcaster(rounds_server, on_round=seen.append).node(), 2, InMemorySaver()).invoke(
