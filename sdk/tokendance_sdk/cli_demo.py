@@ -23,6 +23,7 @@ from tokendance_sdk.workload_cut import Cut, cut
 
 WORKLOAD = "ga-ville3-valentine"
 ROUNDS = 5
+ANSWER_TOKENS = 16
 SIZE = Cut(history_tokens=800, block_tokens=200)
 """The standard cut of the benchmarks: prompts of up to 1,400 tokens, which a plain server reads in seconds."""
 
@@ -66,7 +67,7 @@ def demo(
     if model is None:
         with console.status("making the demo model (once)"):
             model = str(ensure_smollm2())
-    how = Settings(fidelity=fidelity, force_length=True)
+    how = Settings(fidelity=fidelity, answer_tokens=ANSWER_TOKENS, force_length=True)
     size = replace(SIZE, rounds=rounds or min(ROUNDS, len(whole.rounds)))
     played = []
     with tempfile.TemporaryDirectory(prefix="tokendance-demo-") as scratch:

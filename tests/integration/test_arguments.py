@@ -185,24 +185,21 @@ def test_an_inactive_plugin_imports_neither_vllm_nor_torch_nor_openai() -> None:
     assert run_python(code) == "[]"
 
 
-def test_an_inactive_plugin_leaves_input_processor_and_renderers_alone() -> None:
+@pytest.mark.server  # another process that imports vLLM: seconds, where unit tests take none
+def test_a_process_is_left_alone_until_the_environment_variable_activates_it() -> None:
     code = (
-        "import vllm.engine.arg_utils, tokendance_engine.plugin as p; p.register()\n"
+        "import os, vllm.engine.arg_utils, tokendance_engine.plugin as p\n"
         "from vllm.v1.engine.input_processor import InputProcessor as I\n"
         "from vllm.renderers.registry import RENDERER_REGISTRY as R\n"
-        "print(hasattr(I.process_inputs, '__tokendance__'), any('tokendance' in m for m, _ in R.renderers.values()))"
+        "p.register()\n"
+        "ours = lambda: any('tokendance' in m for m, _ in R.renderers.values())\n"
+        "before = hasattr(I.process_inputs, '__tokendance__'), ours()\n"
+        "os.environ[p.ACTIVE_ENV] = '1'\n"
+        "p.register(); p.register()\n"
+        "twice = hasattr(I.process_inputs.__wrapped__, '__wrapped__')\n"
+        "print(*before, hasattr(I.process_inputs, '__tokendance__'), twice, R.load_renderer_cls('hf').__name__)"
     )
-    assert run_python(code) == "False False"
-
-
-def test_the_environment_variable_activates_a_child_process() -> None:
-    code = (
-        "import tokendance_engine.plugin as p; p.register(); p.register()\n"
-        "from vllm.v1.engine.input_processor import InputProcessor as I\n"
-        "from vllm.renderers.registry import RENDERER_REGISTRY as R\n"
-        "print(hasattr(I.process_inputs.__wrapped__, '__wrapped__'), R.load_renderer_cls('hf').__name__)"
-    )
-    assert run_python(code, {plugin.ACTIVE_ENV: "1"}) == "False TokenDanceHfRenderer"
+    assert run_python(code) == "False False True False TokenDanceHfRenderer"
 
 
 def test_plugin_flag_is_a_namespace_default_of_none(parser: Any) -> None:

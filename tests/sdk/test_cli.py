@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_server import FakeServer, serving
-from tokendance_sdk import __version__, cli_server
+from tokendance_sdk import __version__, cli, cli_server
 
 COMMANDS = (["serve"], ["replay"], ["status"], ["model", "smollm2"], ["demo"])
 
 
-def tokendance(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tokendance_sdk.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "COLUMNS": "120", **environment},
-    )
+def tokendance(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, run in this process: starting one a test would take most of a minute."""
+    out, err = io.StringIO(), io.StringIO()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    status: Any = 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["tokendance", *arguments])
+        patch.setenv("COLUMNS", "120")
+        try:
+            cli.main()
+        except SystemExit as end:
+            status = end.code or 0
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+    return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture
@@ -47,7 +57,9 @@ def test_every_help_shows_an_example(command: list[str]) -> None:
 
 
 def test_the_version_is_printed() -> None:
-    assert tokendance("--version").stdout.strip() == f"tokendance {__version__}"
+    command = [sys.executable, "-m", "tokendance_sdk.cli", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"tokendance {__version__}"
 
 
 def test_wrong_usage_ends_with_status_2() -> None:
@@ -156,12 +168,12 @@ def test_a_cut_by_tokens_on_a_server_without_tokenizer_says_what_to_leave_out(fa
     assert "leave out --history-tokens and --block-tokens" in done.stderr
 
 
-def test_the_benchmarks_say_how_to_install_them_where_they_are_missing() -> None:
-    code = (
-        "import sys; sys.modules['tokendance_bench'] = None\n"
-        "from tokendance_sdk import cli; sys.argv = ['tokendance', 'bench', 'prefill']; cli.main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def test_the_benchmarks_say_how_to_install_them_where_they_are_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("tokendance_bench", "tokendance_bench.cli"):
+        monkeypatch.setitem(sys.modules, name, None)
+    done = tokendance("bench", "prefill")
     assert done.returncode == 1
     assert "pip install 'tokendance[bench]'" in done.stderr
 
