@@ -24,12 +24,16 @@ help:  ## show this
 
 setup: $(ENGINE_READY) $(SDK_READY)  ## both environments: .venv (engine and SDK) and .venv-sdk (SDK, newest clients)
 
-$(ENGINE_READY): ; requirements/setup.sh .venv engine $(PYTHON) $@
+$(ENGINE_READY):
+	@echo "setting up .venv from requirements/engine.txt: about five minutes, once"
+	@requirements/setup.sh .venv engine $(PYTHON) $@
 
-$(SDK_READY): ; requirements/setup.sh .venv-sdk sdk $(PYTHON) $@
+$(SDK_READY):
+	@echo "setting up .venv-sdk from requirements/sdk.txt: about a minute, once"
+	@requirements/setup.sh .venv-sdk sdk $(PYTHON) $@
 
 demo: $(ENGINE_READY)  ## a multi-agent story with and without TokenDance, on this CPU
-	$(BIN)/tokendance demo $(ARGS)
+	@$(BIN)/tokendance demo $(ARGS)
 
 lint: $(ENGINE_READY)
 	$(BIN)/ruff format --check $(wildcard $(CODE))

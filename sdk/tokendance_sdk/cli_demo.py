@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -53,8 +54,9 @@ def demo(
 ) -> None:
     """Serve a small model with and without TokenDance, play one LangGraph story through both, and compare.
 
-    Each round is one step of the graph. What the next round reads is what was recorded, so both servers are given the
-    same prompts. The two servers run one after the other. Needs the engine (`make setup`), no GPU and no model hub.
+    Each round is one step of the graph. It reads what was recorded in the round before, so both
+    servers are given the same prompts. They run one after the other. Needs the engine
+    (`make setup`), no GPU and no model hub.
     """
     console = Console(stderr=True, soft_wrap=True)
     # Whatever is missing is said before a minute is spent on anything else.
@@ -65,7 +67,7 @@ def demo(
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if model is None:
-        with console.status("making the demo model (once)"):
+        with _busy(console, "making the demo model (once, 15 s)"):
             model = str(ensure_smollm2())
     how = Settings(fidelity=fidelity, answer_tokens=ANSWER_TOKENS, force_length=True)
     size = replace(SIZE, rounds=rounds or min(ROUNDS, len(whole.rounds)))
@@ -95,22 +97,24 @@ def _run(
     from openai import OpenAI
 
     begun = time.monotonic()
-    console.print(f"{name}: vllm serve {' '.join(arguments)}", markup=False, highlight=False)
-    status = console.status(f"starting {name}")
-    status.start()
-    try:
-        with running_server(model, arguments, log) as url:
-            status.stop()
-            ready = time.monotonic()
-            with OpenAI(base_url=url, api_key="none") as probe:
-                served, _ = served_model(probe)
-                scenario = cut(whole, size, *server_codec(probe, served))
-            played = play(scenario, how, url, served, label=name, player=player)
-            done = time.monotonic()
-    finally:
-        status.stop()
+    line = f"{name}: vllm serve {model} {' '.join(arguments)}"
+    console.print(line, markup=False, highlight=False)
+    with ExitStack() as stack:
+        with _busy(console, f"starting {name} (half a minute)"):
+            url = stack.enter_context(running_server(model, arguments, log))
+        ready = time.monotonic()
+        probe = stack.enter_context(OpenAI(base_url=url, api_key="none"))
+        served, _ = served_model(probe)
+        scenario = cut(whole, size, *server_codec(probe, served))
+        played = play(scenario, how, url, served, label=name, player=player)
+        done = time.monotonic()
     console.print(f"{name}: up after {ready - begun:.0f} s, played in {done - ready:.0f} s, stopped")
     return played
+
+
+def _busy(console: Console, text: str) -> AbstractContextManager[object]:
+    """A spinner on a terminal; elsewhere it would leave an empty line."""
+    return console.status(text) if console.is_terminal else nullcontext()
 
 
 def _graph_player() -> Player:
