@@ -48,7 +48,9 @@ class Gather:
     def add(self, key: Hashable, request_id: str, parent: str, size: int | None, now: float) -> Group:
         """Register a member (again is a no-op) and return its group."""
         group = self._open.get(key)
-        if group is None or self.is_closed(key, group, now):
+        # Further children of a request that is here complete nothing and delay nobody.
+        known = group is not None and parent in group.members.values()
+        if group is None or (not known and self.is_closed(key, group, now)):
             group = self._open[key] = Group(first=now, last=now)
         if request_id not in group.members:
             group.members[request_id] = parent

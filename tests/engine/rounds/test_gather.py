@@ -152,3 +152,12 @@ def test_no_member_waits_longer_than_the_cap_and_none_is_in_two_open_groups(
         assert gather.deadline(group) <= group.first + CAP
     assert sum(not g.closed for g in groups) <= 1
     assert all(gather.is_closed("r", g, now + CAP) for g in groups)
+
+
+def test_later_children_of_a_request_join_its_round_even_when_that_is_complete(gather: Gather) -> None:
+    group = gather.add("r", "a0", "a", 2, 0.0)
+    gather.add("r", "b0", "b", 2, 0.1)
+    assert gather.add("r", "b1", "b", 2, 0.1) is group
+    assert gather.add("r", "a1", "a", 2, 0.1) is group
+    assert gather.is_closed("r", group, 0.1)
+    assert gather.add("r", "b2", "b", 2, 0.1) is not group, "a group that went takes nobody in"

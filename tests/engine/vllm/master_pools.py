@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from tokendance_engine.adapters.vllm.masters import Families, Master
+from tokendance_engine.adapters.vllm.family import Master
+from tokendance_engine.adapters.vllm.masters import Families
 from tokendance_engine.segments.transcript import Transcript
 from vllm.v1.core.block_pool import BlockPool
 

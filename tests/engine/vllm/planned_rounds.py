@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from tiny_rounds import NEUTRAL, Block, Prompt, cut, private
-from tokendance_engine.adapters.vllm.masters import Families, Master
+from tokendance_engine.adapters.vllm.family import Master
+from tokendance_engine.adapters.vllm.masters import Families
 from tokendance_engine.adapters.vllm.members import Member
 from tokendance_engine.adapters.vllm.round_planner import RoundPlanner
 from tokendance_engine.config import EngineConfig

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 pytest.importorskip("vllm")
 
 from master_pools import PAGE, PAGES, Setup, longer, transcript
-from tokendance_engine.adapters.vllm.masters import FamilyKey, Master
+from tokendance_engine.adapters.vllm.family import FamilyKey, Master
 
 
 class Life(RuleBasedStateMachine):

@@ -1,4 +1,4 @@
-"""Another architecture and page size, named by `TOKENDANCE_TINY` (shape:page size): the same promises, the same code."""
+"""Another architecture and page size, named by `TOKENDANCE_TINY` (shape:page size): same promises, same code."""
 
 from __future__ import annotations
 

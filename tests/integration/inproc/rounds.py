@@ -55,7 +55,13 @@ class Rounds(Engine):
         self.forget()
         answers = self.round(prompts, max_tokens=max_tokens).tokens
         self.forget()
+        self.scribble()
         return answers
+
+    def scribble(self) -> None:
+        """Fill the pages in use most with garbage, or one read too early might still hold the right rows."""
+        for cache in self.worker._caches.values():
+            cache[:600].fill_(3.0)
 
     def play(
         self, prompts: Sequence[Prompt], round_id: str = "s:1", max_tokens: int = 12, **tag: Any

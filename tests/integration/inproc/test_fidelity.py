@@ -51,11 +51,12 @@ def test_collective_and_serial_execution_give_the_same_text(rounds: Rounds) -> N
     together = rounds.play(prompts, fidelity="balanced").tokens
     rounds.forget()
     # A budget of one token admits one member per step.
-    limit, rounds.scheduler._limit = rounds.scheduler._limit, 400
+    work = rounds.scheduler._work
+    limit, work.limit = work.limit, 400
     try:
         serial = rounds.play(prompts, fidelity="balanced").tokens
     finally:
-        rounds.scheduler._limit = limit
+        work.limit = limit
     assert serial == together
 
 

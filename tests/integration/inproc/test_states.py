@@ -163,11 +163,12 @@ def test_two_tenants_share_nothing(rounds: Rounds) -> None:
 def test_members_larger_than_one_step_come_in_turn(rounds: Rounds) -> None:
     prompts = rounds.members(histories=(300, 301, 302, 303), blocks=(200, 200))
     truth = rounds.plain(prompts)
-    limit, rounds.scheduler._limit = rounds.scheduler._limit, 256
+    work = rounds.scheduler._work
+    limit, work.limit = work.limit, 256
     try:
         got = rounds.play(prompts, backend="all")
     finally:
-        rounds.scheduler._limit = limit
+        work.limit = limit
     assert got.tokens == truth
     assert all(r["group_size"] == 4 for r in got.reports)
 

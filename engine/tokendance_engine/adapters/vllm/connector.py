@@ -101,8 +101,9 @@ class TokenDanceConnector(KVConnectorBase_V1):
     @_guarded
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         report = connector_output.kv_connector_worker_meta
-        if isinstance(report, WorkerReport):
-            self._scheduler.hear(report)
+        self._scheduler.hear(
+            report if isinstance(report, WorkerReport) else None, connector_output.invalid_block_ids
+        )
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return False, self._finish(request)

@@ -4,65 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from tokendance_engine.adapters.vllm.rekey import Chain
-from tokendance_engine.reuse.ports import MasterJob, PageTable, Run
+from tokendance_engine.adapters.vllm.family import Family, FamilyKey, Master
 from tokendance_engine.segments.transcript import Transcript
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.kv_cache_utils import KVCacheBlock
-
-FamilyKey = tuple[str, str]
-"""(tenant's cache salt, session id)."""
-
-
-@dataclass(slots=True, eq=False)
-class Master:
-    """One transcript's KV in pages.
-
-    Attributes:
-        id: unique in this engine; the worker reports failures by it.
-        blocks: vLLM's page objects, each holding one reference of ours.
-        sent: rows handed to the worker so far.
-        users: members that will still restore from it; a master in use is never freed.
-    """
-
-    id: int
-    transcript: Transcript
-    blocks: list[KVCacheBlock] = field(default_factory=list)
-    sent: int = 0
-    users: int = 0
-    retired: bool = False
-
-    @property
-    def pending(self) -> int:
-        """Rows not yet handed to the worker."""
-        return self.transcript.rows - self.sent
-
-    def pages(self) -> PageTable:
-        """Page table, int32."""
-        return np.array([b.block_id for b in self.blocks], dtype=np.int32)
-
-    def next_job(self, limit: int) -> MasterJob:
-        """Hand out the next rows to compute, at most `limit`."""
-        tokens = self.transcript.tokens(self.sent)[:limit]
-        job = MasterJob(self.id, Run(tokens, self.sent, self.pages()))
-        self.sent += len(tokens)
-        return job
-
-
-@dataclass(slots=True, eq=False)
-class Family:
-    """What a session keeps between rounds: its master, and how its members' pages are keyed."""
-
-    master: Master | None = None
-    chains: dict[str, Chain] = field(default_factory=dict)
+    from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
 
 class Families:
@@ -158,10 +108,30 @@ class Families:
     def give_way(self, pages: int) -> None:
         """Free idle masters, least recently used first, until the pool has this many free pages."""
         pool = self._need_pool()
+        if pool.get_num_free_blocks() >= pages:
+            return
         for family in self._idle():
+            self.retire(family)
             if pool.get_num_free_blocks() >= pages:
                 return
-            self.retire(family)
+
+    def make_room(self, pages: int, keys: Sequence[BlockHash]) -> None:
+        """Give way to a request of this many pages, of which vLLM has the first ones, with these keys, in its cache.
+
+        Cached pages that nobody uses count as free until the request takes them, so only those in use are deducted.
+        """
+        if self._need_pool().get_num_free_blocks() < pages:
+            self.give_way(pages - sum(block.ref_cnt > 0 for block in self.cached(keys)))
+
+    def cached(self, keys: Sequence[BlockHash]) -> list[KVCacheBlock]:
+        """The pages vLLM's prefix cache has under these keys."""
+        pool = self._need_pool()
+        found = (pool.get_cached_block(key, [0]) for key in keys)
+        return [blocks[0] for blocks in found if blocks]
+
+    def forget_pages(self, page_ids: set[int]) -> None:
+        """Take pages that hold garbage out of vLLM's prefix cache; whoever holds them keeps them."""
+        self._need_pool().evict_blocks(page_ids)
 
     def find(self, master_id: int) -> Family | None:
         """The family whose current master has this id."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 from tokendance_sdk.protocol import FallbackReason, MemberReport
 
-from tokendance_engine.adapters.vllm.masters import FamilyKey, Master
+from tokendance_engine.adapters.vllm.family import FamilyKey, Master
 from tokendance_engine.adapters.vllm.rekey import Chain, Point, rekey, unkey
 from tokendance_engine.reuse.backends import Backend
 from tokendance_engine.reuse.plan import Plan
+from tokendance_engine.reuse.ports import MemberJob, PageTable
 from tokendance_engine.reuse.selection import Reused
 from tokendance_engine.rounds.gather import Group
 from tokendance_engine.rounds.tag import EngineTag
@@ -28,11 +30,13 @@ class Member:
         prompt, segments: its tokens and their segments.
         backend: None for members that reuse nothing (`exact`, unsupported).
         group: the group it gathers in; None once planned or settled.
-        cached: what vLLM's prefix cache held when last asked; None before the first time.
+        cached: what vLLM's prefix cache held when last asked; None before the first time, fixed once seated.
         points: salts of its key chain (from earlier rounds, then its own).
         found: segments the master holds, after the group was planned.
         master: pinned until the member's load is bound.
         plan: the promise in force.
+        seated: vLLM gave it pages, perhaps without a promise; after a preemption its own pages are in the cache.
+        admitted: its load was handed to the worker.
         reason: why it takes vLLM's own path; final.
     """
 
@@ -50,6 +54,7 @@ class Member:
     found: list[Reused] | None = None
     master: Master | None = None
     plan: Plan | None = None
+    seated: bool = False
     admitted: bool = False
     gathered_ms: float = 0.0
     group_size: int = 1
@@ -79,6 +84,28 @@ class Member:
             self.own_point = Point.fresh(page)
             rekey(self.request, self.own_point)
             self.points.append(self.own_point)
+
+    def chain(self) -> Chain:
+        """How the pages of this context are keyed, for the agent's next round."""
+        points = [p for p in self.points if p is not self.own_point or self.admitted]
+        return Chain(np.array(self.request.all_token_ids, dtype=np.int32), tuple(points))
+
+    def job(self, pages: PageTable, page_size: int) -> MemberJob:
+        """The plan as work for the worker, on these pages."""
+        plan, master = self.plan, self.master
+        assert plan is not None
+        assert master is not None
+        spans = [self.prompt[a:b] for a, b in plan.compute]
+        return MemberJob(
+            self.request.request_id,
+            master.id,
+            master.pages(),
+            pages,
+            plan.cached // page_size,
+            plan.restore,
+            plan.compute,
+            np.concatenate(spans) if spans else self.prompt[:0],
+        )
 
     def report(self, page_size: int) -> MemberReport:
         """What was reused, and what not (`cached` counts whole pages; the last prompt token is always computed)."""

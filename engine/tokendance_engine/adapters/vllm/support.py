@@ -40,6 +40,11 @@ def check_config(config: VllmConfig) -> None:
             ("fp8", "int", "nvfp4", "turbo")
         ),
         "speculative decoding": config.speculative_config is not None,
+        # The virtual batch would be computed with the adapters of the step's own batch.
+        "LoRA adapters": config.lora_config is not None,
+        # The virtual batch of one rank would wait for the others in the experts' collectives.
+        f"data parallel size {parallel.data_parallel_size} with experts": parallel.data_parallel_size > 1
+        and bool(model.is_moe),
         "multi-head latent attention": bool(model.use_mla),
         "encoder-decoder models": bool(model.is_encoder_decoder),
         "multimodal models": bool(model.is_multimodal_model),
