@@ -119,7 +119,9 @@ def play(
             )
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress, catch_warnings():
+    screen = Console(stderr=True)
+    bar = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
+    with bar as progress, catch_warnings():
         simplefilter("ignore", PlainServerWarning)  # the table's title says it
         task = progress.add_task(f"{scenario.name} {label}", total=len(scenario.rounds))
         return asyncio.run(run())

@@ -91,6 +91,7 @@ def convert(gguf: Path, out: Path) -> None:
         DemoModelError: a package that does this is missing.
     """
     torch, transformers = _tools()
+    transformers.utils.logging.disable_progress_bar()
     where, name = str(gguf.parent), gguf.name
     tokenizer = transformers.AutoTokenizer.from_pretrained(where, gguf_file=name)
     tokenizer.model_max_length = CONTEXT_TOKENS
