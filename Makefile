@@ -9,7 +9,7 @@ export VLLM_NO_USAGE_STATS ?= 1
 BIN := .venv/bin
 # Tests that want a real model find it here; made once, in the user's cache folder.
 WITH_MODEL = TOKENDANCE_TEST_MODEL=$$($(BIN)/tokendance model smollm2)
-CODE := sdk engine benchmarks tests examples requirements
+CODE := sdk engine benchmarks tests examples requirements docs
 TYPED := sdk/tokendance_sdk engine/tokendance_engine benchmarks/tokendance_bench
 
 # A stamp's name holds the hash of what it was made from: another lock, another stamp.

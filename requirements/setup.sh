@@ -12,7 +12,7 @@ requirements/system.sh "$2" "$python"
 [ -x "$folder/bin/python" ] || "$python" -m venv "$folder"
 pip=("$folder/bin/python" -m pip --disable-pip-version-check)
 # --no-deps: the lock is complete, and leaves out on purpose what breaks a CPU vLLM (overrides.txt).
-"${pip[@]}" install --quiet --no-deps -r "$lock"
+"${pip[@]}" install --quiet --no-deps --no-compile -r "$lock"
 "${pip[@]}" install --quiet --no-deps --no-build-isolation --editable .
 "$folder/bin/python" requirements/vllm_name.py
 if [ "$2" = engine ]; then
