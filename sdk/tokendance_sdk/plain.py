@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
 from openai import AsyncOpenAI, OpenAI, OpenAIError
@@ -16,6 +16,7 @@ from tokendance_sdk.events import RoundAccumulator, RoundEvent
 from tokendance_sdk.requests import RoundCall
 from tokendance_sdk.results import AgentError, AgentResult, RoundResult, collect, parse_completion
 from tokendance_sdk.rounds_protocol import RoundAgent
+from tokendance_sdk.threads import start
 from tokendance_sdk.wire import CHAT, AsyncEventStream, EventStream, error_value
 
 _USAGE = {"stream": True, "stream_options": {"include_usage": True}}
@@ -33,11 +34,12 @@ def send(client: OpenAI, call: RoundCall, max_parallel: int) -> RoundResult:
 
     started = time.perf_counter()
     agents = call.request.agents
-    pool = ThreadPoolExecutor(min(len(agents), max_parallel), thread_name_prefix="tokendance")
+    futures = start([partial(one, place, agent) for place, agent in enumerate(agents)], max_parallel)
     try:
-        results = list(pool.map(one, range(len(agents)), agents))
+        results = [future.result() for future in futures]
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        for future in futures:
+            future.cancel()
     return collect(call.request.round_id, results, wall_ms=_since(started), plain=True)
 
 
@@ -85,15 +87,14 @@ def stream(
             arrived.put((agent.agent_id, None))
 
     agents = call.request.agents
-    pool = ThreadPoolExecutor(min(len(agents), max_parallel), thread_name_prefix="tokendance")
+    futures = start([partial(one, agent) for agent in agents], max_parallel)
     try:
-        for agent in agents:
-            pool.submit(one, agent)
         yield from _merged(agents, total, arrived.get)
         yield total.end()
     finally:
         stop.set()
-        pool.shutdown(wait=False, cancel_futures=True)
+        for future in futures:
+            future.cancel()
 
 
 def _merged(agents: list[RoundAgent], total: RoundAccumulator, get: Any) -> Iterator[RoundEvent]:
