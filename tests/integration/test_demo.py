@@ -67,7 +67,13 @@ def demo(model: Path, scratch: Path, *options: str) -> Iterator[tuple[subprocess
     environment = server_environment({MARK: mark, "TMPDIR": str(scratch), "COLUMNS": "120"})
     command = [sys.executable, "-m", "tokendance_sdk.cli", "demo", "--model", str(model), *options]
     process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A test run in the background inherits an ignored SIGINT; the demo is run by a person in the foreground.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         yield process, mark
