@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 if TYPE_CHECKING:
-    from tokendance_sdk.results import RoundResult
+    from tokendance_sdk.results import AgentError, RoundResult
 
 
 class TokenDanceError(Exception):
@@ -61,6 +61,23 @@ class RoundFailedError(TokenDanceError):
         named = "; ".join(f"{r.agent_id}: {r.error.message}" for r in result.failed if r.error)
         count = f"{len(result.failed)} of {len(result.results)} members"
         super().__init__(f"{count} of round {result.round_id!r} failed: {named}")
+
+
+class MemberFailedError(TokenDanceError):
+    """One member's call failed while it was sent as part of a round.
+
+    Attributes:
+        agent_id: whose call.
+        round_id: the round it was part of.
+        error: what the server, or the deadline, said.
+    """
+
+    def __init__(self, agent_id: str, round_id: str, error: AgentError) -> None:
+        self.agent_id = agent_id
+        self.round_id = round_id
+        self.error = error
+        status = "" if error.status is None else f" with status {error.status}"
+        super().__init__(f"agent {agent_id!r} failed in round {round_id!r}{status}: {error.message}")
 
 
 class RoundStreamError(TokenDanceError):

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from types import TracebackType
 
 from tokendance_sdk.errors import RoundStreamError
-from tokendance_sdk.events import RoundAccumulator, RoundEvent
-from tokendance_sdk.results import RoundResult
+from tokendance_sdk.events import INCOMPLETE, RoundAccumulator, RoundEvent
+from tokendance_sdk.results import AgentError, RoundResult
 
 
 class RoundStream:
@@ -36,6 +36,10 @@ class RoundStream:
         if not self._ended:
             raise RoundStreamError("the stream was closed before its end, so it has no result")
         return self._total.result()
+
+    def so_far(self, pending: AgentError = INCOMPLETE) -> RoundResult:
+        """The round as far as it came; members whose answer has not ended failed with `pending`."""
+        return self._total.result(pending)
 
     def close(self) -> None:
         """Abort what still runs; no-op after the end."""
@@ -76,6 +80,10 @@ class AsyncRoundStream:
         if not self._ended:
             raise RoundStreamError("the stream was closed before its end, so it has no result")
         return self._total.result()
+
+    def so_far(self, pending: AgentError = INCOMPLETE) -> RoundResult:
+        """The round as far as it came; members whose answer has not ended failed with `pending`."""
+        return self._total.result(pending)
 
     async def close(self) -> None:
         """Abort what still runs; no-op after the end."""
