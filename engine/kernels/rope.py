@@ -41,10 +41,11 @@ class RopeTable:
         half = self.rot // 2
         a, b = self.cos_sin[old], self.cos_sin[new]
         co, so, cn, sn = a[:, :half], a[:, half:], b[:, :half], b[:, half:]
-        scale = self._inverse_square_of_scale()
+        scale = self.inverse_square_of_scale()
         return ((cn * co + sn * so) * scale)[:, None], ((sn * co - cn * so) * scale)[:, None]
 
-    def _inverse_square_of_scale(self) -> float:
+    def inverse_square_of_scale(self) -> float:
+        """1 / m**2 of a table scaled by m (YaRN), else 1; waits for the device."""
         # Scaled tables (YaRN's mscale) hold m*cos and m*sin; a stored key already carries m once.
         half = self.rot // 2
         row = self.cos_sin[0]
