@@ -1,0 +1,316 @@
+"""The way in: what an engine calls at the end of a request, before the next one, and when a round starts and ends.
+
+All calls are made by one worker process; a lock makes them safe from several of its threads. No call raises for want
+of memory or of a tier: what cannot be kept is not kept, and counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokendance_engine.segments.key import Tokens
+from tokendance_engine.storage.blocks import Index
+from tokendance_engine.storage.capture import Content, confirmed, draft
+from tokendance_engine.storage.keys import FamilyKey, Keys, segment_key
+from tokendance_engine.storage.master import Master
+from tokendance_engine.storage.mirror import Mirror
+from tokendance_engine.storage.pool import Pool
+from tokendance_engine.storage.positions import Positions
+from tokendance_engine.storage.references import References
+from tokendance_engine.storage.report import StoreReport, family_report
+from tokendance_engine.storage.restore import Remake, Work
+from tokendance_engine.storage.rows import ReadRows, Segment, read_rows, same_bits
+from tokendance_engine.storage.similarity import nearest
+from tokendance_engine.storage.spill import Spill
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a plan took from a master.
+
+    Attributes:
+        master_id: the engine's name for the master; rows of another one are never referenced instead.
+        spans: int64 [m, 3]: master row, token of the member, length; disjoint in tokens.
+    """
+
+    master_id: int
+    spans: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a capture did.
+
+    Attributes:
+        tokens: tokens the mirror holds now.
+        read: rows read from pages and stored by this capture.
+        referenced: tokens of the whole mirror that are references.
+        nbytes: bytes of the mirror, without the segments it references.
+    """
+
+    tokens: int
+    read: int
+    referenced: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the store holds of a prompt.
+
+    Attributes:
+        tokens: leading tokens that can be restored; the prompt's ids were compared.
+        approximate_from: first of them whose KV is approximate, or None.
+        positions: where they stand.
+    """
+
+    tokens: int
+    approximate_from: int | None
+    positions: Positions
+
+
+class Store:
+    """Masters and mirrors of one worker.
+
+    Args:
+        keys: model, scope and salt secret.
+        budget: most bytes in memory, the tier's staging buffer included.
+        idle_seconds: families unused for this long are evicted by `expire`.
+        dense_above: share of stored new tokens above which a capture stores all of them.
+        remake: the engine's re-making of keys; given, every reference is checked against the pages' bytes before it
+            is trusted (and captures without a plan become possible).
+        spill: where evicted families go; None: nowhere.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        budget: int,
+        *,
+        idle_seconds: float = 3600.0,
+        dense_above: float = 0.96,
+        remake: Remake | None = None,
+        spill: Spill | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.keys = keys
+        self._layout = keys.model.layout
+        self._idle_seconds = idle_seconds
+        self._dense_above = dense_above
+        self._remake = remake
+        self._spill = spill
+        staging = spill.staging_bytes if spill is not None else 0
+        self._pool = Pool(max(0, budget - staging), spill.save if spill is not None else None, clock)
+        self._lock = threading.RLock()
+
+    def pin(self, family: FamilyKey) -> None:
+        """A round of this family starts: it is not evicted before as many `unpin`s."""
+        with self._lock:
+            self._pool.pin(family)
+
+    def unpin(self, family: FamilyKey) -> None:
+        """A round of this family ended."""
+        with self._lock:
+            self._pool.unpin(family)
+
+    def put_master(
+        self,
+        family: FamilyKey,
+        master_id: int,
+        tokens: Tokens,
+        read: ReadRows,
+        positions: Positions | None = None,
+        cuts: Sequence[int] = (),
+    ) -> int:
+        """Capture what is new of a master, from its pages.
+
+        Args:
+            master_id: the engine's name for this computation. Rows captured under the same id are not read again;
+                another id is other bytes, and starts anew.
+            tokens: ids of all rows, int32 [rows].
+            read: reads master rows by number.
+            positions: where the rows stand; default: row = position.
+            cuts: rows at which to start another segment (where other sessions may share the text before).
+
+        Returns:
+            Rows the store holds now: all, or (no room) fewer.
+        """
+        positions = positions or Positions.plain()
+        with self._lock:
+            held = self._pool.get_or_make(family).master
+            if held is None or held.id != master_id or len(held) > len(tokens):
+                held = Master(master_id)
+            if not np.array_equal(held.tokens(), tokens[: len(held)]):
+                held = Master(master_id)
+            start = len(held)
+            scope = self.keys.scope_id(family)
+            inner = {*cuts, *positions.steps[:, 0].tolist()}
+            edges = sorted({start, len(tokens), *(c for c in inner if start < c < len(tokens))})
+            for first, end in itertools.pairwise(edges):
+                room = (end - first) * (self._layout.row_bytes + tokens.itemsize)
+                if not self._pool.make_room(room, family):
+                    break
+                held = held.extended(self._segment(scope, held, tokens[first:end], first, read, positions))
+                self._pool.set_master(family, held, self._segment_keys(family, held))
+            return len(held)
+
+    def put_mirror(
+        self,
+        family: FamilyKey,
+        agent: str,
+        tokens: Tokens,
+        taken: Taken | None,
+        read: ReadRows,
+        *,
+        same: int = 0,
+        positions: Positions | None = None,
+        approximate_from: int | None = None,
+    ) -> Receipt | None:
+        """Capture one member's context at the end of its request.
+
+        Args:
+            tokens: ids of all tokens whose KV is in its pages, int32 [n].
+            taken: what its plan took from the family's master and did not compute again. None: there is no plan;
+                what equals the family's KV is found by content (needs `remake`, otherwise everything is stored).
+            read: reads its rows by token number.
+            same: leading tokens whose KV is what the previous mirror holds (cached since, or restored from it).
+            positions: where its tokens stand; default: token = position.
+            approximate_from: first token whose KV is approximate.
+
+        Returns:
+            What was kept; None if there is no room (the previous mirror is forgotten: it is out of date).
+        """
+        tokens = np.ascontiguousarray(tokens, dtype=np.int32).copy()
+        with self._lock:
+            held = self._pool.get_or_make(family)
+            previous = held.mirrors.get(agent)
+            same = min(same, previous.matching(tokens)) if previous is not None else 0
+            if taken is not None:
+                known = held.master is not None and held.master.id == taken.master_id
+                references = (
+                    held.master.locate(taken.spans, len(tokens))
+                    if held.master and known
+                    else References.none()
+                )
+            elif self._remake is not None:
+                references = nearest(tokens, held.segments())
+            else:
+                references = References.none()
+            content = Content(tokens, references, positions or Positions.plain(), same, approximate_from)
+            if self._remake is not None:
+                trusted = confirmed(self._layout, content, read, self._remake)
+                content = Content(tokens, trusted, content.positions, same, approximate_from)
+            made = draft(self._layout, content, previous, self._dense_above)
+            if not self._pool.make_room(made.nbytes, family):
+                self._pool.drop_mirror(family, agent)
+                return None
+            mirror = made.read(read)
+            self._pool.set_mirror(family, agent, mirror)
+            referenced = len(mirror) - mirror.index.rows
+            return Receipt(len(mirror), len(made.own), referenced, mirror.nbytes)
+
+    def find(self, family: FamilyKey, agent: str, prompt: Tokens) -> Found | None:
+        """What can be restored of a member's next prompt; looks in memory, then in the tier."""
+        with self._lock:
+            mirror = self._mirror(family, agent) or self._fetch(family, agent)
+            size = mirror.matching(prompt) if mirror is not None else 0
+            if mirror is None or not size:
+                return None
+            from_ = mirror.approximate_from
+            return Found(size, from_ if from_ is not None and from_ < size else None, mirror.positions)
+
+    def restore(self, family: FamilyKey, agent: str, start: int, end: int) -> Work | None:
+        """How to write tokens [start, end) of a member's mirror into its pages; None if it is gone.
+
+        The work holds its own references: eviction while it is being executed does not harm it.
+        """
+        with self._lock:
+            mirror = self._mirror(family, agent)
+            return Work.of(mirror, start, end) if mirror is not None and end <= len(mirror) else None
+
+    def master(self, family: FamilyKey) -> Master | None:
+        """The family's master, to bring it back into pages: memory first, then the tier.
+
+        Its rows stand at their segments' own positions. Once they are in pages, `put_master` under the engine's new
+        id finds the same bytes and stores nothing twice.
+        """
+        with self._lock:
+            held = self._pool.get(family)
+            if held is not None and held.master is not None:
+                return held.master
+            if self._spill is None:
+                return None
+            master = self._spill.load_master(family, held, lambda n: self._pool.make_room(n, family))
+            if master is not None:
+                self._pool.set_master(family, master, self._segment_keys(family, master))
+            return master
+
+    def flush(self, family: FamilyKey) -> None:
+        """Write what is new of a family to the tier, and keep it in memory (a round ended, or the engine stops)."""
+        with self._lock:
+            held = self._pool.get(family)
+            if held is not None and self._spill is not None:
+                self._spill.save(family, held)
+
+    def release(self, family: FamilyKey) -> bool:
+        """Forget a family, in the tier too; False if memory holds none."""
+        with self._lock:
+            if self._spill is not None:
+                self._spill.delete(family)
+            return self._pool.release(family)
+
+    def expire(self) -> int:
+        """Evict families nobody used for `idle_seconds`; returns how many."""
+        with self._lock:
+            return len(self._pool.expire(self._idle_seconds))
+
+    def report(self) -> StoreReport:
+        """Sizes of everything, and counts."""
+        with self._lock:
+            families = {
+                key: family_report(self._layout, family) for key, family in self._pool.families.items()
+            }
+            tier = self._spill.counts if self._spill is not None else None
+            return StoreReport(self._pool.used, self._pool.budget, families, self._pool.counts, tier)
+
+    def check(self) -> None:
+        """Raise AssertionError unless everything agrees."""
+        with self._lock:
+            self._pool.check()
+
+    def _segment(
+        self, scope: bytes, master: Master, tokens: Tokens, row: int, read: ReadRows, positions: Positions
+    ) -> Segment:
+        """A new segment, or the one another family holds, if it is the same to the last bit."""
+        tokens = np.ascontiguousarray(tokens, dtype=np.int32).copy()
+        first = int(positions.at(np.array([row]))[0])
+        rows = read_rows(self._layout, read, np.arange(row, row + len(tokens)))
+        other = self._pool.segment(segment_key(scope, master.context, first, tokens))
+        if other is not None and np.array_equal(other.tokens, tokens) and same_bits(other.rows, rows):
+            return other
+        return Segment(tokens, first, master.context, rows)
+
+    def _segment_keys(self, family: FamilyKey, master: Master) -> list[bytes]:
+        scope = self.keys.scope_id(family)
+        return [segment_key(scope, s.context, s.first, s.tokens) for s in master.segments]
+
+    def _mirror(self, family: FamilyKey, agent: str) -> Mirror | None:
+        held = self._pool.get(family)
+        return held.mirrors.get(agent) if held is not None else None
+
+    def _fetch(self, family: FamilyKey, agent: str) -> Mirror | None:
+        """Bring a mirror back from the tier, if there is room for it."""
+        if self._spill is None:
+            return None
+        held = self._pool.get(family)
+        mirror = self._spill.load_mirror(family, agent, held, lambda n: self._pool.make_room(n, family))
+        if mirror is not None:
+            self._pool.set_mirror(family, agent, mirror)
+        return mirror
