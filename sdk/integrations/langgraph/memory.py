@@ -1,0 +1,173 @@
+"""Texts that several agents may see, found again in their prompts.
+
+Nothing has to be marked in the graph's code: what the model said is remembered, and where it stands whole in a later
+prompt, it is a block. `shared(text)` adds anything else.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+
+LEAST = 32
+"""Shortest text worth a block (characters): shorter ones are computed faster than they are looked up."""
+
+Span = tuple[int, int]
+
+
+class KnownTexts:
+    """A bounded set of texts, the least recently seen dropped first. Threads may share it.
+
+    Attributes:
+        least: characters a text must have to be remembered.
+        most: characters that all texts may have together.
+    """
+
+    def __init__(self, least: int = LEAST, most: int = 1 << 20) -> None:
+        if least < 2:
+            raise ValueError(f"got least={least}; allowed: 2 characters or more")
+        self.least = least
+        self.most = most
+        # Each text is filed under every window that begins in its first `stride` characters. A prompt is then looked
+        # up at every `stride`-th place only: one of those places falls on such a window, wherever the text begins.
+        self._stride = least // 2
+        self._width = least - self._stride + 1
+        self._texts: OrderedDict[str, None] = OrderedDict()
+        self._windows: dict[str, list[tuple[str, int]]] = {}
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __contains__(self, text: object) -> bool:
+        return text in self._texts
+
+    def add(self, text: str) -> None:
+        """Remember `text`, and what it is without white space at its ends, where prompts often hold that."""
+        for variant in dict.fromkeys((text, text.strip())):
+            if self.least <= len(variant) <= self.most:
+                with self._lock:
+                    self._add(variant)
+
+    def candidates(self, content: str) -> Iterator[Span]:
+        """Every place in `content` where a whole known text stands, and no word is cut at its edges."""
+        with self._lock:
+            seen: set[Span] = set()
+            for at in range(0, len(content) - self._width + 1, self._stride):
+                for text, shift in self._windows.get(content[at : at + self._width], ()):
+                    span = (at - shift, at - shift + len(text))
+                    if span[0] < 0 or span in seen or not content.startswith(text, span[0]):
+                        continue
+                    if not (_cuts_a_word(content, span[0]) or _cuts_a_word(content, span[1])):
+                        seen.add(span)
+                        self._texts.move_to_end(text)
+        yield from seen
+
+    def _add(self, text: str) -> None:
+        if text in self._texts:
+            self._texts.move_to_end(text)
+            return
+        self._texts[text] = None
+        self._size += len(text)
+        for shift in range(self._stride):
+            self._windows.setdefault(text[shift : shift + self._width], []).append((text, shift))
+        while self._size > self.most:
+            self._drop(next(iter(self._texts)))
+
+    def _drop(self, text: str) -> None:
+        del self._texts[text]
+        self._size -= len(text)
+        for shift in range(self._stride):
+            window = text[shift : shift + self._width]
+            left = [entry for entry in self._windows[window] if entry != (text, shift)]
+            if left:
+                self._windows[window] = left
+            else:
+                del self._windows[window]
+
+
+def _cuts_a_word(content: str, at: int) -> bool:
+    return 0 < at < len(content) and content[at - 1].isalnum() and content[at].isalnum()
+
+
+def split(content: str, memories: Iterable[KnownTexts]) -> list[tuple[str, bool]]:
+    """`content` in pieces (text, is known): the longest known texts win, pieces never overlap."""
+    found = {span for memory in memories for span in memory.candidates(content)}
+    taken: list[Span] = []
+    for span in sorted(found, key=lambda span: (span[0] - span[1], span[0])):
+        place = bisect_left(taken, span)
+        before = place == 0 or taken[place - 1][1] <= span[0]
+        if before and (place == len(taken) or span[1] <= taken[place][0]):
+            insort(taken, span)
+    pieces: list[tuple[str, bool]] = []
+    end = 0
+    for start, stop in [*taken, (len(content), len(content))]:
+        if start > end:
+            pieces.append((content[end:start], False))
+        if stop > start:
+            pieces.append((content[start:stop], True))
+        end = stop
+    return pieces
+
+
+class Sessions:
+    """One `KnownTexts` for each session, the least recently used dropped first."""
+
+    def __init__(self, least: int = LEAST, most: int = 128) -> None:
+        self.least = least
+        self.most = most
+        self._sessions: OrderedDict[str, KnownTexts] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __contains__(self, session_id: object) -> bool:
+        return session_id in self._sessions
+
+    def of(self, session_id: str) -> KnownTexts:
+        """The session's texts; empty ones for a new session."""
+        with self._lock:
+            if session_id not in self._sessions:
+                self._sessions[session_id] = KnownTexts(self.least)
+            self._sessions.move_to_end(session_id)
+            while len(self._sessions) > self.most:
+                self._sessions.popitem(last=False)
+            return self._sessions[session_id]
+
+
+MARKED = KnownTexts(LEAST, 4 << 20)
+"""What `shared` was given, in this process."""
+
+
+def shared(text: str) -> str:
+    """Say that several agents will see `text` (a document, a brief); returns it unchanged.
+
+    From now on it is a block wherever it stands whole in a prompt. No-op for texts shorter than 32 characters.
+
+    Example:
+        >>> prompt = f"Read this:\\n{shared('A report that all agents are given to read.')}\\nIs it true?"
+    """
+    MARKED.add(text)
+    return text
+
+
+def texts_in(value: Any, depth: int = 8) -> Iterator[str]:
+    """Every text in a graph's state that an agent may have said: all but messages of people and of the system."""
+    if isinstance(value, str):
+        yield value
+    elif depth == 0 or isinstance(value, HumanMessage | SystemMessage | bytes | bytearray):
+        return
+    elif isinstance(value, BaseMessage):
+        yield from texts_in(value.content, depth - 1)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from texts_in(item, depth - 1)
+    elif isinstance(value, Sequence | set | frozenset):
+        for item in value:
+            yield from texts_in(item, depth - 1)
+    elif hasattr(value, "__dict__"):
+        yield from texts_in(vars(value), depth - 1)

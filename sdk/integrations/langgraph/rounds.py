@@ -1,0 +1,148 @@
+"""Sending gathered calls from threads: a round for those that came together, a request for each that came late."""
+
+from __future__ import annotations
+
+import contextvars
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokendance_sdk.client import TokenDance
+from tokendance_sdk.errors import MemberFailedError
+from tokendance_sdk.events import INCOMPLETE, RoundEvent
+from tokendance_sdk.integrations.langgraph.gather import (
+    Book,
+    Call,
+    Gathering,
+    Outcome,
+    abandoned,
+    assemble,
+)
+from tokendance_sdk.results import AgentResult, RoundResult, past_deadline
+
+OnRound = Callable[[RoundResult], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """How rounds are sent.
+
+    Attributes:
+        fields: for every round, as for `rounds.create`.
+        retries: how often a failed member is sent again, alone.
+        deadline: seconds that a call may wait for the rest of its answer.
+    """
+
+    fields: Mapping[str, Any]
+    retries: int = 0
+    deadline: float | None = None
+    on_round: OnRound | None = None
+    book: Book = field(default_factory=Book)
+
+    def finished(self, result: RoundResult, calls: Sequence[Call]) -> None:
+        """Report the round, then hand every call its result (those that have it already ignore it)."""
+        if self.on_round is not None:
+            self.on_round(result)
+        for call in calls:
+            call.give(result[call.agent])
+
+    def broken(self, so_far: RoundResult, calls: Sequence[Call], error: BaseException) -> None:
+        """A stream broke: members that had their whole answer keep it, the others are given `error`."""
+        for call in calls:
+            member = so_far[call.agent]
+            unfinished = member.error is not None and member.error.type == INCOMPLETE.type
+            call.give(error if unfinished else member)
+
+
+class Rounds:
+    """Gathers calls of threads and sends them through a `TokenDance` client."""
+
+    def __init__(self, dance: TokenDance, sending: Sending) -> None:
+        self._dance = dance
+        self._sending = sending
+
+    def outcomes(self, call: Call) -> Generator[AgentResult | RoundEvent, None, None]:
+        """Send `call` with its superstep; its pieces as they come, or its whole answer.
+
+        A member that fails on the server's side is sent again alone, `retries` times, unless a piece of its answer is
+        out already.
+
+        Raises:
+            MemberFailedError: it failed, or its deadline passed.
+            openai.OpenAIError, TokenDanceError: its round failed as a whole.
+        """
+        for left in reversed(range(self._sending.retries + 1)):
+            box: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+            call.give = box.put
+            self._submit(call, alone=left < self._sending.retries)
+            try:
+                yield from self._read(call, box)
+            except MemberFailedError as error:
+                if not left or not call.may_retry(error):
+                    raise
+                call = call.again()
+            else:
+                return
+
+    def _read(
+        self, call: Call, box: queue.SimpleQueue[Outcome]
+    ) -> Generator[AgentResult | RoundEvent, None, None]:
+        deadline = self._sending.deadline
+        ends = None if deadline is None else time.monotonic() + deadline
+        try:
+            while not call.ended:
+                try:
+                    outcome = box.get(timeout=None if ends is None else max(0.0, ends - time.monotonic()))
+                except queue.Empty:
+                    raise call.failed(past_deadline()) from None
+                yield call.read(outcome)
+        finally:
+            call.left = not call.ended
+
+    def _submit(self, call: Call, alone: bool) -> None:
+        how, gathering = ("late", None) if alone else self._sending.book.enter(call)
+        if how == "joined":
+            return
+        work = (self._gather, gathering) if how == "opened" else (self._send, [call])
+        context = contextvars.copy_context()
+        # A daemon: an abandoned request must not keep the program from ending.
+        threading.Thread(target=context.run, args=work, name="tokendance-round", daemon=True).start()
+
+    def _gather(self, gathering: Gathering) -> None:
+        while (rest := gathering.rest) > 0:
+            time.sleep(rest)
+        self._send(self._sending.book.close(gathering))
+
+    def _send(self, calls: Sequence[Call]) -> None:
+        if not calls:
+            return
+        try:
+            arguments = {**self._sending.fields, **assemble(calls)}
+            if any(call.streamed for call in calls):
+                self._stream(calls, arguments)
+            else:
+                result = self._dance.rounds.create(**arguments, deadline=self._sending.deadline)
+                self._sending.finished(result, calls)
+        except BaseException as error:
+            for call in calls:
+                call.give(error)
+
+    def _stream(self, calls: Sequence[Call], arguments: Mapping[str, Any]) -> None:
+        members = {call.agent: call for call in calls}
+        with self._dance.rounds.stream(**arguments) as stream:
+            try:
+                for event in stream:
+                    if abandoned(calls):
+                        return
+                    if event.agent_id is not None and event.kind == "error":
+                        members[event.agent_id].give(stream.so_far()[event.agent_id])
+                    elif event.agent_id is not None and members[event.agent_id].streamed:
+                        members[event.agent_id].give(event)
+                result = stream.result()
+            except Exception as error:
+                self._sending.broken(stream.so_far(), calls, error)
+                return
+        self._sending.finished(result, calls)
