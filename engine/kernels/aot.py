@@ -98,7 +98,7 @@ def usage(name: str, shape: Shape, target: str) -> Usage:
     binary = triton.compile(
         _source(KERNELS[name], shape),
         target=TARGETS[target],
-        options=tuning(shape.dim).options(nvidia=TARGETS[target].backend == "cuda"),
+        options=tuning(shape.dim, name).options(nvidia=TARGETS[target].backend == "cuda"),
     )
     warps = int(binary.metadata.num_warps)
     shared = int(binary.metadata.shared)

@@ -116,7 +116,7 @@ def diff(
         VDIM_P2=power_of_two(value_dim),
         BITS=8 * any_plane.element_size(),
         T=BLOCK,
-        **tuning(max(key_dim, value_dim)).options(NVIDIA),
+        **tuning(max(key_dim, value_dim), "diff").options(NVIDIA),
         **pairing(rows.half, rows.neox),
         **shape_constants(key_dim, rows.half),
     )

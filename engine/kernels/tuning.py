@@ -25,9 +25,13 @@ class Tuning:
         return {"num_warps": self.warps, **({"maxnreg": MOST_REGISTERS} if nvidia else {})}
 
 
-def tuning(dim: int) -> Tuning:
-    """For a head size: wide heads take more warps, so that a row's elements stay in few registers a thread."""
-    return Tuning(warps=8 if dim > 128 else 4)
+def tuning(dim: int, kernel: str = "") -> Tuning:
+    """For a head size: wide heads take more warps, so that a row's elements stay in few registers a thread.
+
+    The diff kernel keeps one register for each element it compares, so it takes twice as many.
+    """
+    warps = 8 if dim > 128 else 4
+    return Tuning(warps=2 * warps if kernel == "diff" else warps)
 
 
 def power_of_two(n: int) -> int:
