@@ -11,8 +11,7 @@ from autogen_agentchat.messages import BaseAgentEvent, BaseChatMessage, MessageF
 from autogen_agentchat.teams import BaseGroupChat
 from autogen_core import AgentRuntime, CancellationToken, Component, ComponentModel
 from pydantic import BaseModel, Field
-
-from tokendance_sdk.integrations.autogen_members import BroadcastContainer, BroadcastManager, Floor
+from tokendance_sdk.integrations.autogen.members import BroadcastContainer, BroadcastManager, Floor
 from tokendance_sdk.results import RoundResult
 from tokendance_sdk.series import RoundSeries
 

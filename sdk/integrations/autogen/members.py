@@ -20,7 +20,6 @@ from autogen_agentchat.teams._group_chat._events import (
 )
 from autogen_core import DefaultTopicId, MessageContext, event, trace_invoke_agent_span
 from pydantic import BaseModel, Field
-
 from tokendance_sdk.gathering import OpenRound
 from tokendance_sdk.series import RoundSeries
 
@@ -69,7 +68,8 @@ class Floor:
         place = {name: index for index, name in enumerate(self.names)}
         ordered: list[BaseChatMessage] = []
         for ours, run in itertools.groupby(messages, key=lambda message: message.source in place):
-            ordered += sorted(run, key=lambda message: place[message.source]) if ours else run
+            said = list(run)
+            ordered += sorted(said, key=lambda message: place[message.source]) if ours else said
         return ordered
 
 
@@ -90,7 +90,9 @@ class BroadcastContainer(ChatAgentContainer):
         self._manager_topic_type = manager_topic_type
 
     @event
-    async def handle_request(self, message: GroupChatRequestPublish, ctx: MessageContext) -> None:
+    async def handle_request(  # type: ignore[override,unused-ignore]
+        self, message: GroupChatRequestPublish, ctx: MessageContext
+    ) -> None:
         """Ask the participant with what it has heard, and publish its answer."""
         name = self._agent.name
         heard = self._floor.in_order(self._message_buffer)
@@ -127,10 +129,10 @@ class BroadcastContainer(ChatAgentContainer):
             with trace_invoke_agent_span(
                 agent_name=agent.name, agent_description=agent.description, agent_id=str(self.id)
             ):
-                async for item in agent.on_messages_stream(heard, token):
-                    if isinstance(item, Response):
-                        response = item
-                    await self._log_message(item.chat_message if isinstance(item, Response) else item)
+                async for piece in agent.on_messages_stream(heard, token):
+                    if isinstance(piece, Response):
+                        response = piece
+                    await self._log_message(piece.chat_message if isinstance(piece, Response) else piece)
             if response is not None:
                 return GroupChatAgentResponse(response=response, name=agent.name)
         raise RuntimeError(
@@ -154,6 +156,8 @@ class BroadcastManagerState(BaseGroupChatManagerState):
 class BroadcastManager(BaseGroupChatManager):
     """Asks everybody, waits for all, then ends the round."""
 
+    _sequential_message_types: Sequence[type[Any]]
+
     def __init__(self, *arguments: Any, floor: Floor) -> None:
         super().__init__(*arguments)
         self._sequential_message_types = [*self._sequential_message_types, ParticipantFailed]
@@ -173,7 +177,7 @@ class BroadcastManager(BaseGroupChatManager):
         return names
 
     @event
-    async def handle_agent_response(
+    async def handle_agent_response(  # type: ignore[override,unused-ignore]
         self, message: GroupChatAgentResponse | GroupChatTeamResponse, ctx: MessageContext
     ) -> None:
         """Take an answer in; the last one ends the round."""
@@ -226,12 +230,13 @@ class BroadcastManager(BaseGroupChatManager):
 
     async def save_state(self) -> Mapping[str, Any]:
         """JSON types only."""
-        return BroadcastManagerState(
+        state: dict[str, Any] = BroadcastManagerState(
             message_thread=[message.dump() for message in self._message_thread],
             current_turn=self._current_turn,
             answered={name: [m.dump() for m in said] for name, said in self._answered.items()},
             series=self._floor.series.state(),
         ).model_dump()
+        return state
 
     async def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on where the state was saved, under the same session."""

@@ -10,7 +10,7 @@ await team.run(task="Plan the party.")
 
 from __future__ import annotations
 
-from tokendance_sdk.integrations.autogen_client import TokenDanceChatCompletionClient
-from tokendance_sdk.integrations.autogen_team import BroadcastGroupChat, BroadcastGroupChatConfig
+from tokendance_sdk.integrations.autogen.client import TokenDanceChatCompletionClient
+from tokendance_sdk.integrations.autogen.team import BroadcastGroupChat, BroadcastGroupChatConfig
 
 __all__ = ["BroadcastGroupChat", "BroadcastGroupChatConfig", "TokenDanceChatCompletionClient"]

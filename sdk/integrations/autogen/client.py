@@ -6,7 +6,7 @@ from typing import Any
 
 from autogen_core.models import ModelFamily, ModelInfo
 from autogen_ext.models.openai import OpenAIChatCompletionClient
-
+from openai import AsyncOpenAI
 from tokendance_sdk.joining import joining
 
 UNKNOWN_MODEL = ModelInfo(
@@ -32,6 +32,7 @@ class TokenDanceChatCompletionClient(OpenAIChatCompletionClient):
     """
 
     component_provider_override = "tokendance_sdk.integrations.autogen.TokenDanceChatCompletionClient"
+    _client: AsyncOpenAI
 
     def __init__(self, **arguments: Any) -> None:
         try:
