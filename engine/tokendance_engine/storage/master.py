@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +12,10 @@ from tokendance_engine.segments.key import Tokens
 from tokendance_engine.storage.blocks import Index, expand
 from tokendance_engine.storage.errors import ShapeError
 from tokendance_engine.storage.keys import context_after
+from tokendance_engine.storage.layout import Layout
+from tokendance_engine.storage.positions import Positions
 from tokendance_engine.storage.references import References
-from tokendance_engine.storage.rows import Segment
+from tokendance_engine.storage.rows import ReadRows, Segment, read_rows, same_bits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,3 +72,35 @@ class Master:
         starts = np.cumsum([0, *(len(segment) for segment in self.segments)])
         which = np.searchsorted(starts, rows, side="right") - 1
         return References.of(tokens, which, rows - starts[which], self.segments)
+
+
+def begins(tokens: Tokens, master: Master) -> bool:
+    """Whether a transcript begins with all of a master's rows."""
+    return np.array_equal(tokens[: len(master)], master.tokens())
+
+
+def pieces(start: int, end: int, positions: Positions, cuts: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """Rows [start, end) as runs that become segments: cut where asked, and where positions jump."""
+    inner = {*cuts, *positions.steps[:, 0].tolist()}
+    return itertools.pairwise(sorted({start, end, *(cut for cut in inner if start < cut < end)}))
+
+
+def read_segment(
+    layout: Layout, master: Master, tokens: Tokens, positions: Positions, read: ReadRows
+) -> Segment:
+    """The rows after a master's last one, from its pages.
+
+    Args:
+        tokens: ids of the new rows, int32 [n]; their positions have no jump.
+        positions: of all rows.
+        read: reads master rows by number.
+    """
+    row = len(master)
+    first = int(positions.at(np.array([row]))[0])
+    ids = np.ascontiguousarray(tokens, dtype=np.int32).copy()
+    return Segment(ids, first, master.context, read_rows(layout, read, np.arange(row, row + len(ids))))
+
+
+def same_segment(a: Segment, b: Segment) -> bool:
+    """Whether two segments are the same text and the same bytes."""
+    return np.array_equal(a.tokens, b.tokens) and a.first == b.first and same_bits(a.rows, b.rows)

@@ -41,6 +41,7 @@ class Objects:
             blob[HEADER_BYTES:] = payload[start:end]
             seal(blob, kind, self._model, chunk)
             if not self._tier.put(chunk, blob):
+                self._replace_staging()
                 return False
         return True
 
@@ -57,6 +58,7 @@ class Objects:
                 return False
             try:
                 if got is Got.BROKEN:
+                    self._replace_staging()
                     raise BlobError(
                         "truncated", f"blob {chunk.hex()} has not the {len(blob)} bytes it must have"
                     )
@@ -74,6 +76,10 @@ class Objects:
     def delete(self, name: bytes, size: int) -> None:
         """Forget an object."""
         self._tier.delete([chunk for chunk, _, _ in self._chunks(name, size)])
+
+    def _replace_staging(self) -> None:
+        # A tier that gave up waiting may still write into the old buffer, and must not do so into a later blob.
+        self._staging = np.empty_like(self._staging)
 
     def _chunks(self, name: bytes, size: int) -> Iterator[tuple[bytes, int, int]]:
         for i, start in enumerate(range(0, max(size, 1), self._chunk)):

@@ -6,73 +6,26 @@ of memory or of a tier: what cannot be kept is not kept, and counted.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from tokendance_engine.segments.key import Tokens
-from tokendance_engine.storage.blocks import Index
 from tokendance_engine.storage.capture import Content, confirmed, draft
+from tokendance_engine.storage.handover import Found, Receipt, Taken
 from tokendance_engine.storage.keys import FamilyKey, Keys, segment_key
-from tokendance_engine.storage.master import Master
+from tokendance_engine.storage.master import Master, begins, pieces, read_segment, same_segment
 from tokendance_engine.storage.mirror import Mirror
 from tokendance_engine.storage.pool import Pool
 from tokendance_engine.storage.positions import Positions
 from tokendance_engine.storage.references import References
 from tokendance_engine.storage.report import StoreReport, family_report
 from tokendance_engine.storage.restore import Remake, Work
-from tokendance_engine.storage.rows import ReadRows, Segment, read_rows, same_bits
+from tokendance_engine.storage.rows import ReadRows
 from tokendance_engine.storage.similarity import nearest
 from tokendance_engine.storage.spill import Spill
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What a plan took from a master.
-
-    Attributes:
-        master_id: the engine's name for the master; rows of another one are never referenced instead.
-        spans: int64 [m, 3]: master row, token of the member, length; disjoint in tokens.
-    """
-
-    master_id: int
-    spans: Index
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What a capture did.
-
-    Attributes:
-        tokens: tokens the mirror holds now.
-        read: rows read from pages and stored by this capture.
-        referenced: tokens of the whole mirror that are references.
-        nbytes: bytes of the mirror, without the segments it references.
-    """
-
-    tokens: int
-    read: int
-    referenced: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What the store holds of a prompt.
-
-    Attributes:
-        tokens: leading tokens that can be restored; the prompt's ids were compared.
-        approximate_from: first of them whose KV is approximate, or None.
-        positions: where they stand.
-    """
-
-    tokens: int
-    approximate_from: int | None
-    positions: Positions
 
 
 class Store:
@@ -145,20 +98,20 @@ class Store:
         positions = positions or Positions.plain()
         with self._lock:
             held = self._pool.get_or_make(family).master
-            if held is None or held.id != master_id or len(held) > len(tokens):
+            if held is None or held.id != master_id or not begins(tokens, held):
                 held = Master(master_id)
-            if not np.array_equal(held.tokens(), tokens[: len(held)]):
-                held = Master(master_id)
-            start = len(held)
             scope = self.keys.scope_id(family)
-            inner = {*cuts, *positions.steps[:, 0].tolist()}
-            edges = sorted({start, len(tokens), *(c for c in inner if start < c < len(tokens))})
-            for first, end in itertools.pairwise(edges):
-                room = (end - first) * (self._layout.row_bytes + tokens.itemsize)
-                if not self._pool.make_room(room, family):
+            start = len(held)
+            for first, end in pieces(start, len(tokens), positions, cuts):
+                # Room for all pieces so far: the pool hears of them only at the end, so that a master that starts
+                # anew does not drop segments it is about to find again.
+                if not self._pool.make_room((end - start) * (self._layout.row_bytes + 4), family):
                     break
-                held = held.extended(self._segment(scope, held, tokens[first:end], first, read, positions))
-                self._pool.set_master(family, held, self._segment_keys(family, held))
+                made = read_segment(self._layout, held, tokens[first:end], positions, read)
+                other = self._pool.segment(segment_key(scope, made.context, made.first, made.tokens))
+                # Another session's, or an earlier computation's, if it is the same to the last bit.
+                held = held.extended(other if other is not None and same_segment(other, made) else made)
+            self._pool.set_master(family, held, self._segment_keys(family, held))
             return len(held)
 
     def put_mirror(
@@ -284,18 +237,6 @@ class Store:
         """Raise AssertionError unless everything agrees."""
         with self._lock:
             self._pool.check()
-
-    def _segment(
-        self, scope: bytes, master: Master, tokens: Tokens, row: int, read: ReadRows, positions: Positions
-    ) -> Segment:
-        """A new segment, or the one another family holds, if it is the same to the last bit."""
-        tokens = np.ascontiguousarray(tokens, dtype=np.int32).copy()
-        first = int(positions.at(np.array([row]))[0])
-        rows = read_rows(self._layout, read, np.arange(row, row + len(tokens)))
-        other = self._pool.segment(segment_key(scope, master.context, first, tokens))
-        if other is not None and np.array_equal(other.tokens, tokens) and same_bits(other.rows, rows):
-            return other
-        return Segment(tokens, first, master.context, rows)
 
     def _segment_keys(self, family: FamilyKey, master: Master) -> list[bytes]:
         scope = self.keys.scope_id(family)
