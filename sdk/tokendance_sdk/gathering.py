@@ -135,6 +135,7 @@ class OpenRound:
         self.series = series
         self.round_id = round_id
         self.calls: list[MemberCall] = []
+        self._places = {agent: place for place, agent in enumerate(agents)}
         self._awaited = set(agents)
         if len(self._awaited) != len(agents):
             raise PromptError(f"got agents {list(agents)!r}; allowed: each agent once per round")
@@ -200,6 +201,7 @@ class OpenRound:
         if self._closed or not self.calls:
             return
         self._closed = True
+        self.calls.sort(key=lambda call: self._places[call.agent])
         self._task = asyncio.get_running_loop().create_task(self.series.send(self), context=self._context)
         self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
 

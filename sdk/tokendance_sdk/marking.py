@@ -29,7 +29,7 @@ def mark_shared(
         >>> marked["ann"][0]["content"] == [{"type": "block", "ref": ref} for ref in blocks]
         True
     """
-    seen = Counter(text for messages in members.values() for text in {*_texts(messages)})
+    seen = Counter(text for messages in members.values() for text in dict.fromkeys(_texts(messages)))
     shared: dict[str, Block] = {}
     for text, count in seen.items():
         block = Block(text)
