@@ -14,6 +14,7 @@ from tokendance_sdk.client import TokenDance
 from tokendance_sdk.errors import MemberFailedError
 from tokendance_sdk.events import INCOMPLETE, RoundEvent
 from tokendance_sdk.integrations.langgraph.gather import (
+    PATIENCE,
     Book,
     Call,
     Gathering,
@@ -33,7 +34,7 @@ class Sending:
     Attributes:
         fields: for every round, as for `rounds.create`.
         retries: how often a failed member is sent again, alone.
-        deadline: seconds that a call may wait for the rest of its answer.
+        deadline: seconds after which stragglers are cut off.
     """
 
     fields: Mapping[str, Any]
@@ -41,6 +42,15 @@ class Sending:
     deadline: float | None = None
     on_round: OnRound | None = None
     book: Book = field(default_factory=Book)
+
+    def patience(self, call: Call) -> float | None:
+        """Seconds that a call waits for the rest of its answer; None: as long as it takes.
+
+        A round that nobody streams keeps its deadline itself, counted from when it is sent.
+        """
+        if self.deadline is None or call.streamed:
+            return self.deadline
+        return self.deadline + PATIENCE * self.book.window + 1.0
 
     def finished(self, result: RoundResult, calls: Sequence[Call]) -> None:
         """Report the round, then hand every call its result (those that have it already ignore it)."""
@@ -90,8 +100,8 @@ class Rounds:
     def _read(
         self, call: Call, box: queue.SimpleQueue[Outcome]
     ) -> Generator[AgentResult | RoundEvent, None, None]:
-        deadline = self._sending.deadline
-        ends = None if deadline is None else time.monotonic() + deadline
+        patience = self._sending.patience(call)
+        ends = None if patience is None else time.monotonic() + patience
         try:
             while not call.ended:
                 try:

@@ -33,8 +33,8 @@ class AsyncRounds:
     async def outcomes(self, call: Call) -> AsyncGenerator[AgentResult | RoundEvent, None]:
         """As `Rounds.outcomes`. When every waiting call of a round is cancelled, the server is told to stop."""
         for left in reversed(range(self._sending.retries + 1)):
-            deadline = self._sending.deadline
-            ends = None if deadline is None else asyncio.get_running_loop().time() + deadline
+            patience = self._sending.patience(call)
+            ends = None if patience is None else asyncio.get_running_loop().time() + patience
             box: asyncio.Queue[Outcome] = asyncio.Queue()
             call.give = box.put_nowait
             self._submit(call, alone=left < self._sending.retries)
