@@ -1,16 +1,18 @@
 """Ahead-of-time compilation of every Triton kernel, on a machine without a GPU: does it compile, and what does it use?
 
-`python -m tokendance_engine.kernels.aot FILE.json` writes the record that `docs/benchmarks` shows. A kernel that
-spills registers to memory is a defect: `Usage.spills` must be 0.
+`python -m tokendance_engine.kernels.aot FILE.json` writes the record that `docs/benchmarks` shows and prints its table.
+A kernel that spills registers to memory is a defect: `Usage.spills` must be 0.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -96,18 +98,20 @@ def usage(name: str, shape: Shape, target: str) -> Usage:
         RuntimeError: the resource report of the target's tools was not understood.
     """
     binary = triton.compile(
-        _source(KERNELS[name], shape),
+        source_of(name, shape),
         target=TARGETS[target],
         options=tuning(shape.dim, name).options(nvidia=TARGETS[target].backend == "cuda"),
     )
     warps = int(binary.metadata.num_warps)
     shared = int(binary.metadata.shared)
     if TARGETS[target].backend == "hip":
-        return _amd_usage(binary.asm["amdgcn"], warps)
-    return _nvidia_usage(binary.asm["cubin"], warps, shared)
+        return amd_usage(binary.asm["amdgcn"], warps)
+    return nvidia_usage(binary.asm["cubin"], warps, shared)
 
 
-def _source(kernel: Kernel, shape: Shape) -> ASTSource:
+def source_of(name: str, shape: Shape) -> ASTSource:
+    """A kernel with the types, constants and alignments that a launch on such pages would give it."""
+    kernel = KERNELS[name]
     function = compiled(kernel)
     constants = _constants(shape)
     constants = {name: value for name, value in constants.items() if name in function.arg_names}
@@ -117,17 +121,17 @@ def _source(kernel: Kernel, shape: Shape) -> ASTSource:
     if kernel is rope_kernel:
         pointers["out"] = f"*{shape.dtype}"
     signature = {}
-    for name in function.arg_names:
-        if name in constants:
-            signature[name] = "constexpr"
-        elif name in pointers:
-            signature[name] = pointers[name]
+    for key in function.arg_names:
+        if key in constants:
+            signature[key] = "constexpr"
+        elif key in pointers:
+            signature[key] = pointers[key]
         else:
-            signature[name] = "fp32" if name in ("tolerance", "inverse_square") else "i32"
+            signature[key] = "fp32" if key in ("tolerance", "inverse_square") else "i32"
     aligned = {
         (i,): [["tt.divisibility", 16]]
-        for i, name in enumerate(function.arg_names)
-        if name in pointers or (name.endswith(("_page", "_head", "_row")) and signature[name] == "i32")
+        for i, key in enumerate(function.arg_names)
+        if key in pointers or (key.endswith(("_page", "_head", "_row")) and signature[key] == "i32")
     }
     return ASTSource(fn=function, signature=signature, constexprs=constants, attrs=aligned)
 
@@ -152,7 +156,8 @@ def _constants(shape: Shape) -> dict[str, Any]:
     }
 
 
-def _nvidia_usage(cubin: bytes, warps: int, shared: int) -> Usage:
+def nvidia_usage(cubin: bytes, warps: int, shared: int) -> Usage:
+    """What a compiled NVIDIA kernel uses, from Triton's own copy of cuobjdump."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -166,7 +171,8 @@ def _nvidia_usage(cubin: bytes, warps: int, shared: int) -> Usage:
     return Usage(found["REG"], found["LOCAL"] + found["STACK"], found["STACK"], shared, warps)
 
 
-def _amd_usage(assembly: str, warps: int) -> Usage:
+def amd_usage(assembly: str, warps: int) -> Usage:
+    """What a compiled AMD kernel uses, from the metadata of its assembly."""
     found = {key: int(value) for key, value in re.findall(r"^\s*\.(\w+):\s+(\d+)$", assembly, re.MULTILINE)}
     try:
         spills = found["vgpr_spill_count"] + found["sgpr_spill_count"]
@@ -174,3 +180,31 @@ def _amd_usage(assembly: str, warps: int) -> Usage:
         return Usage(found["vgpr_count"], spills, stack, found["group_segment_fixed_size"], warps)
     except KeyError as error:
         raise RuntimeError(f"no {error} in the kernel's metadata") from None
+
+
+def record() -> dict[str, Any]:
+    """Compile everything; JSON types only."""
+    used = [
+        {"kernel": name, "shape": str(shape), "target": target, **asdict(usage(name, shape, target))}
+        for name, shape, target in cases()
+    ]
+    return {"triton": triton.__version__, "rows_per_program": tuning(1).rows, "kernels": used}
+
+
+def table(kernels: Iterable[dict[str, Any]]) -> str:
+    """The record's kernels as Markdown: registers of a thread, and shared memory where there is any."""
+    found = {(k["kernel"], k["shape"], k["target"]): k for k in kernels}
+    lines = [f"| kernel | compiled for | warps | {' | '.join(TARGETS)} |", "|---" * (3 + len(TARGETS)) + "|"]
+    for name, shape in dict.fromkeys((name, shape) for name, shape, _ in found):
+        row = [found[name, shape, target] for target in TARGETS]
+        cells = [str(k["registers"]) + f" + {k['shared_bytes']} B" * bool(k["shared_bytes"]) for k in row]
+        lines.append(f"| {name} | {shape} | {row[0]['warps']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    made = record()
+    Path(sys.argv[1]).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    print(table(made["kernels"]))
+    if any(k["spills"] for k in made["kernels"]):
+        sys.exit("error: a kernel spills registers")

@@ -21,8 +21,13 @@ class Tuning:
     warps: int = 4
 
     def options(self, nvidia: bool) -> dict[str, Any]:
-        """As Triton's launch options; the register bound exists on NVIDIA only."""
-        return {"num_warps": self.warps, **({"maxnreg": MOST_REGISTERS} if nvidia else {})}
+        """As Triton's launch options; the register bound exists on NVIDIA only.
+
+        Multiply and add are not fused: then restore and diff round alike, whatever a compiler makes of them, and like
+        the torch specification.
+        """
+        options = {"num_warps": self.warps, "enable_fp_fusion": False}
+        return options | ({"maxnreg": MOST_REGISTERS} if nvidia else {})
 
 
 def tuning(dim: int, kernel: str = "") -> Tuning:
