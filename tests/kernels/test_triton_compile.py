@@ -12,8 +12,9 @@ import pytest
 import torch
 from plane_cases import PlaneCase
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
+import triton
 from tokendance_engine.kernels import aot, launch
 from tokendance_engine.kernels.planes import Planes
 from tokendance_engine.kernels.rope import RopeTable
@@ -77,10 +78,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Callable[..., None], Ca
     return made
 
 
-def signature_of(
-    kernel: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[dict[str, str], dict[str, Any]]:
-    """Types and constants as Triton would specialise them for these arguments."""
+def source_of(kernel: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ASTSource:
+    """The kernel with types, constants and alignments as Triton would specialise it for these arguments."""
     pointer = {
         torch.float32: "*fp32",
         torch.float16: "*fp16",
@@ -90,8 +89,11 @@ def signature_of(
     }
     # Raises TypeError for an argument that is missing, misspelt, or one too many: the interpreter ignores those.
     bound = inspect.signature(kernel).bind(*args, **kwargs).arguments
-    signature, constants = {}, {}
-    for name, value in bound.items():
+    signature, constants, attrs = {}, {}, {}
+    for i, (name, value) in enumerate(bound.items()):
+        number = value.data_ptr() if isinstance(value, torch.Tensor) else value
+        if isinstance(number, int) and number % 16 == 0:
+            attrs[(i,)] = [["tt.divisibility", 16]]
         annotated = inspect.signature(kernel).parameters[name].annotation
         if annotated is not inspect.Parameter.empty or (isinstance(value, int) and value == 1):
             signature[name], constants[name] = "constexpr", value
@@ -99,7 +101,8 @@ def signature_of(
             signature[name] = pointer[value.dtype]
         else:
             signature[name] = "fp32" if isinstance(value, float) else "i32"
-    return signature, constants
+    attrs = {at: attr for at, attr in attrs.items() if list(bound)[at[0]] not in constants}
+    return ASTSource(fn=compiled(kernel), signature=signature, constexprs=constants, attrs=attrs)
 
 
 def launch_everything(dtype: torch.dtype) -> None:
@@ -128,10 +131,8 @@ def test_what_launchers_pass_compiles(
         assert 1 <= len(grid) <= 2
         assert all(g > 0 for g in grid)
         options = {name: kwargs.pop(name) for name in tuning(80).options(nvidia=True)}
-        signature, constants = signature_of(kernel, args, kwargs)
-        source = ASTSource(fn=compiled(kernel), signature=signature, constexprs=constants)
-        binary = triton.compile(source, target=aot.TARGETS["sm_90"], options=options)
-        assert aot.nvidia_usage(binary.asm["cubin"], 1, 0).spills == 0
+        binary = triton.compile(source_of(kernel, args, kwargs), target=aot.TARGETS["sm_90"], options=options)
+        assert aot.nvidia_usage(binary.asm["cubin"], 1, 0).spills == 0, kernel.__name__
 
 
 def test_an_argument_too_many_is_noticed(calls: list[tuple[Callable[..., None], Call]]) -> None:
@@ -139,4 +140,4 @@ def test_an_argument_too_many_is_noticed(calls: list[tuple[Callable[..., None], 
     launch.deviation(Planes(case.planes.key, None), Planes(case.planes.key, None), case.rows)
     kernel, (_, args, kwargs) = calls[0]
     with pytest.raises(TypeError):
-        signature_of(kernel, args, kwargs)  # launch options are no arguments of the kernel
+        source_of(kernel, args, kwargs)  # launch options are no arguments of the kernel
