@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, insort
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,12 +33,14 @@ class KnownTexts:
             raise ValueError(f"got least={least}; allowed: 2 characters or more")
         self.least = least
         self.most = most
-        # Each text is filed under every window that begins in its first `stride` characters. A prompt is then looked
-        # up at every `stride`-th place only: one of those places falls on such a window, wherever the text begins.
+        # A text is filed under its beginning, `least` characters; and of each window of a beginning, the shifts at
+        # which it occurs in any are noted. A prompt is then looked up at every `stride`-th place only: one of those
+        # places falls on a window of the beginning, wherever a text begins.
         self._stride = least // 2
         self._width = least - self._stride + 1
         self._texts: OrderedDict[str, None] = OrderedDict()
-        self._windows: dict[str, list[tuple[str, int]]] = {}
+        self._beginnings: dict[str, list[str]] = {}
+        self._windows: dict[str, Counter[int]] = {}
         self._size = 0
         self._lock = threading.Lock()
 
@@ -59,15 +61,23 @@ class KnownTexts:
         """Every place in `content` where a whole known text stands, and no word is cut at its edges."""
         with self._lock:
             seen: set[Span] = set()
-            for at in range(0, len(content) - self._width + 1, self._stride):
-                for text, shift in self._windows.get(content[at : at + self._width], ()):
-                    span = (at - shift, at - shift + len(text))
-                    if span[0] < 0 or span in seen or not content.startswith(text, span[0]):
-                        continue
-                    if not (_cuts_a_word(content, span[0]) or _cuts_a_word(content, span[1])):
-                        seen.add(span)
-                        self._texts.move_to_end(text)
+            ends = len(content) - self._width + 1 if self._texts else 0
+            for at in range(0, ends, self._stride):
+                for shift in self._windows.get(content[at : at + self._width], ()):
+                    start = at - shift
+                    alike = self._beginnings.get(content[start : start + self.least]) if start >= 0 else None
+                    if alike:
+                        seen.update(self._whole(content, start, alike))
         yield from seen
+
+    def _whole(self, content: str, start: int, alike: Sequence[str]) -> Iterator[Span]:
+        for text in alike:
+            end = start + len(text)
+            if content.startswith(text, start) and not (
+                _cuts_a_word(content, start) or _cuts_a_word(content, end)
+            ):
+                self._texts.move_to_end(text)
+                yield start, end
 
     def _add(self, text: str) -> None:
         if text in self._texts:
@@ -75,20 +85,26 @@ class KnownTexts:
             return
         self._texts[text] = None
         self._size += len(text)
-        for shift in range(self._stride):
-            self._windows.setdefault(text[shift : shift + self._width], []).append((text, shift))
+        alike = self._beginnings.setdefault(text[: self.least], [])
+        alike.append(text)
+        if len(alike) == 1:
+            for shift in range(self._stride):
+                self._windows.setdefault(text[shift : shift + self._width], Counter())[shift] += 1
         while self._size > self.most:
             self._drop(next(iter(self._texts)))
 
     def _drop(self, text: str) -> None:
         del self._texts[text]
         self._size -= len(text)
+        alike = self._beginnings[text[: self.least]]
+        alike.remove(text)
+        if alike:
+            return
+        del self._beginnings[text[: self.least]]
         for shift in range(self._stride):
             window = text[shift : shift + self._width]
-            left = [entry for entry in self._windows[window] if entry != (text, shift)]
-            if left:
-                self._windows[window] = left
-            else:
+            self._windows[window] -= Counter({shift: 1})
+            if not self._windows[window]:
                 del self._windows[window]
 
 

@@ -95,13 +95,13 @@ def test_repetitive_text_ends_in_time() -> None:
 def test_memory_is_bounded_and_drops_what_was_seen_least_recently() -> None:
     memory = known(least=8, most=100)
     for number in range(20):
-        memory.add(f"text number {number:08}")
-        list(memory.candidates("text number 00000000"))
-    assert "text number 00000000" in memory
-    assert "text number 00000019" in memory
-    assert "text number 00000010" not in memory
+        memory.add(f"{number:08} is a text")
+        list(memory.candidates("00000000 is a text"))
+    assert "00000000 is a text" in memory
+    assert "00000019 is a text" in memory
+    assert "00000010 is a text" not in memory
     assert len(memory) <= 5
-    assert sum(len(entries) for entries in memory._windows.values()) == 4 * len(memory)
+    assert sum(shifts.total() for shifts in memory._windows.values()) == 4 * len(memory)
 
 
 def test_dropping_everything_leaves_nothing_behind() -> None:
@@ -109,7 +109,7 @@ def test_dropping_everything_leaves_nothing_behind() -> None:
     memory.add("a" * 29)
     memory.add("b" * 30)
     assert list(memory._texts) == ["b" * 30]
-    assert sum(len(entries) for entries in memory._windows.values()) == 4
+    assert sum(shifts.total() for shifts in memory._windows.values()) == 4
 
 
 def test_sessions_do_not_see_each_others_texts_and_are_bounded() -> None:
