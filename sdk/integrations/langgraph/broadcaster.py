@@ -80,6 +80,7 @@ class RoundBroadcaster:
         self.label = label
         self.on_round = on_round
         self.defaults = defaults
+        self._fidelity = {**(defaults.get("extra_body") or {}), **defaults}.get("fidelity")
         self.sessions = Sessions(least)
         fields = dict(defaults)
         retries, deadline = fields.pop("retry_failed", 0), fields.pop("deadline", None)
@@ -208,13 +209,15 @@ class RoundBroadcaster:
         """
         given = {name: value for name, value in fields.items() if name not in _NEVER_SENT}
         given |= given.pop("extra_body", None) or {}
+        if "max_tokens" in given and "max_completion_tokens" in self.defaults:
+            given["max_completion_tokens"] = given.pop("max_tokens")  # servers let the newer name win
         wrong = [name for name in _FOR_ALL if name in given]
         if wrong:
             raise PromptError(f"got {wrong[0]!r} for a single call; allowed: set it for the broadcaster")
         place = CallPlace.here(self._home, metadata)
         if place is None:
             place = CallPlace((), self._home, f"{self._home}:{next(self._alone)}", "agent")
-        exact = given.get("fidelity", self.defaults.get("fidelity")) == "exact"
+        exact = given.get("fidelity", self._fidelity) == "exact"
         known = () if exact else (self.sessions.of(place.session_id), MARKED)
         wire, blocks = wire_messages(messages, known)
         member = {**given, "messages": wire}
