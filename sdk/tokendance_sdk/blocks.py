@@ -21,6 +21,8 @@ def escape(text: str) -> str:
 
     Injective, and not idempotent: each call adds a level, each `unescape` takes one away.
     """
+    if _TAIL not in text:
+        return text
     return _LITERAL.sub(rf"{_HEAD}\1{JOINER}{_TAIL}", text)
 
 

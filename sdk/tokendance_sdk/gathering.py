@@ -59,6 +59,7 @@ class MemberCall:
         self.options = options
         self.pieces: asyncio.Queue[Piece] | None = asyncio.Queue() if stream else None
         self.started = False
+        self._ended = False
         self._round = seat.round
         self._answer: asyncio.Future[AgentResult] = asyncio.get_running_loop().create_future()
 
@@ -77,6 +78,10 @@ class MemberCall:
         if self.pieces is not None and not self.over:
             self.started = True
             self.pieces.put_nowait(chunk)
+
+    def end_stream(self) -> None:
+        """All its chunks were fed; a caller that streams need not wait for the others."""
+        self._end(None)
 
     def finish(self, result: AgentResult) -> None:
         """Answer the call: its error, if that is what it has, is raised as `MemberFailedError`."""
@@ -115,7 +120,8 @@ class MemberCall:
             raise
 
     def _end(self, last: Exception | None) -> None:
-        if self.pieces is not None:
+        if self.pieces is not None and not self._ended:
+            self._ended = True
             self.pieces.put_nowait(last)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from tokendance_sdk.blocks import Block
@@ -13,7 +13,7 @@ _ROLES = ("system", "developer", "user", "assistant")
 
 
 def mark_shared(
-    members: Mapping[str, Sequence[Mapping[str, Any]]], known: Container[str] = ()
+    members: Mapping[str, Sequence[Mapping[str, Any]]], known: Collection[str] = ()
 ) -> tuple[dict[str, list[Message]], dict[str, str]]:
     """Messages in the wire form of `/v1/rounds`, shared texts by reference; and the blocks they refer to.
 
@@ -30,13 +30,14 @@ def mark_shared(
         True
     """
     seen = Counter(text for messages in members.values() for text in dict.fromkeys(_texts(messages)))
-    shared: dict[str, Block] = {}
+    references: dict[str, str] = {}
+    blocks: dict[str, str] = {}
     for text, count in seen.items():
         block = Block(text)
-        if count > 1 or block.id in known:
-            shared[text] = block
-    marked = {agent: [_mark(m, shared) for m in messages] for agent, messages in members.items()}
-    return marked, {block.id: block.wire for block in shared.values()}
+        if count > 1 or (known and block.id in known):
+            references[text] = block.id
+            blocks[block.id] = block.wire
+    return {agent: [_mark(m, references) for m in messages] for agent, messages in members.items()}, blocks
 
 
 def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -48,19 +49,23 @@ def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield from (part["text"] for part in content if _is_text(part))
 
 
-def _mark(message: Mapping[str, Any], shared: Mapping[str, Block]) -> Message:
-    (escaped,) = escape_messages([message])
+def _mark(message: Mapping[str, Any], references: Mapping[str, str]) -> Message:
     content = message.get("content")
     if message.get("role") not in _ROLES:
-        return escaped
-    if isinstance(content, str) and content in shared:
-        escaped["content"] = [_reference(shared[content])]
+        return escape_messages([message])[0]
+    if isinstance(content, str) and content in references:
+        marked: Any = [_block(references[content])]
     elif isinstance(content, list):
-        escaped["content"] = [
-            _reference(shared[part["text"]]) if _is_text(part) and part["text"] in shared else wire
-            for part, wire in zip(content, escaped["content"], strict=True)
+        marked = [
+            _block(references[part["text"]])
+            if _is_text(part) and part["text"] in references
+            else escape_messages([part])[0]
+            for part in content
         ]
-    return escaped
+    else:
+        return escape_messages([message])[0]
+    rest = {name: value for name, value in message.items() if name not in ("role", "content")}
+    return {"role": message["role"], **(escape_messages([rest])[0] if rest else {}), "content": marked}
 
 
 def _is_text(part: Any) -> bool:
@@ -72,5 +77,5 @@ def _is_text(part: Any) -> bool:
     )
 
 
-def _reference(block: Block) -> dict[str, str]:
-    return {"type": "block", "ref": block.id}
+def _block(reference: str) -> dict[str, str]:
+    return {"type": "block", "ref": reference}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from tokendance_sdk.async_client import AsyncTokenDance
 from tokendance_sdk.blocks import Block
 from tokendance_sdk.errors import PromptError, RoundStreamError
 from tokendance_sdk.gathering import MemberCall, OpenRound
+from tokendance_sdk.joined import joined_arguments, tag_fields, wire_id
 from tokendance_sdk.marking import mark_shared
 from tokendance_sdk.protocol import ID_PATTERN, ID_RULE
 from tokendance_sdk.requests import prepare
@@ -26,15 +26,6 @@ MAX_SESSION_ID = 96
 MAX_KNOWN = 16_384
 """Shared texts a series remembers (by hash): the newest."""
 
-_NOT_SAMPLING = ("model", "messages", "stream", "stream_options", "tokendance")
-
-
-def wire_id(name: str) -> str:
-    """`name` where it is a valid id, otherwise one made from its hash: the same on every machine."""
-    if ID_PATTERN.fullmatch(name):
-        return name
-    return "a." + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
 
 class RoundSeries:
     """Rounds `session_id:0`, `session_id:1`, ... of agents that call their models themselves.
@@ -43,7 +34,8 @@ class RoundSeries:
         session_id: names the family on the server; default: a new one.
         patience: seconds without a new call after which a round goes without the agents that have not called
             (they are sent later, tagged, on their own); None waits for all.
-        on_round: called with every `RoundResult` before the agents get their answers; what it raises, they get.
+        on_round: called with every `RoundResult`, before the agents get their answers (unless they stream); what it
+            raises, they get.
         retry_failed: how often members that failed on the server's side are sent again, alone.
         deadline: seconds after which stragglers are cut off.
         fields: further fields of every round (`fidelity`, `backend`, `options`), as for `rounds.create`.
@@ -125,7 +117,7 @@ class RoundSeries:
         """
         marked, blocks = mark_shared({agent: body["messages"]}, self._known)
         member = {"agent_id": wire_id(agent), "messages": marked[agent]}
-        fields = {**self._fields, **_tag_fields(body), "blocks": blocks, "session_id": self.session_id}
+        fields = {**self._fields, **tag_fields(body), "blocks": blocks, "session_id": self.session_id}
         request = prepare(body["model"], round_id, [member], None, fields).request
         plain = self.kind(client).plain is not False
         messages = request.chat_body(request.agents[0], plain=plain)["messages"]
@@ -147,7 +139,8 @@ class RoundSeries:
     async def _send(self, round_id: str, calls: list[MemberCall]) -> None:
         members = {wire_id(call.agent): call for call in calls}
         try:
-            arguments = self._arguments(round_id, members)
+            arguments = joined_arguments(round_id, self.session_id, members, self._fields, self._known)
+            self.remember(list(arguments["blocks"]))
             owner = AsyncTokenDance(calls[0].client)
             owner.kind = self.kind(calls[0].client)
             if any(call.pieces is not None for call in calls):
@@ -171,12 +164,18 @@ class RoundSeries:
     async def _stream(
         self, owner: AsyncTokenDance, members: Mapping[str, MemberCall], arguments: dict[str, Any]
     ) -> RoundResult:
+        running = set(members)
         async with owner.rounds.stream(**arguments) as stream:
             try:
                 async with asyncio.timeout(self._deadline) as limit:
                     async for event in stream:
-                        if event.kind == "chunk" and event.agent_id is not None:
-                            members[event.agent_id].feed(event.data)
+                        if event.kind != "chunk" or event.agent_id is None:
+                            continue
+                        members[event.agent_id].feed(event.data)
+                        if event.data.get("usage") and not event.data.get("choices"):
+                            running.discard(event.agent_id)
+                            if running:  # the last one ends with the round, so that rounds do not overlap
+                                members[event.agent_id].end_stream()
             except TimeoutError:
                 if not limit.expired():
                     raise
@@ -195,46 +194,6 @@ class RoundSeries:
             )
             return replaced(result, later)
         return result
-
-    def _arguments(self, round_id: str, members: Mapping[str, MemberCall]) -> dict[str, Any]:
-        calls = list(members.values())
-        marked, blocks = mark_shared({agent: c.body["messages"] for agent, c in members.items()}, self._known)
-        self.remember(list(blocks))
-        own = {agent: {**_sampling(c.body), **_tag_fields(c.body)} for agent, c in members.items()}
-        first = next(iter(own.values()))
-        common = {
-            name: value
-            for name, value in first.items()
-            if all(name in fields and fields[name] == value for fields in own.values())
-        }
-        agents = [
-            {
-                "agent_id": agent,
-                "messages": marked[agent],
-                **{name: value for name, value in fields.items() if name not in common},
-            }
-            for agent, fields in own.items()
-        ]
-        return {
-            **self._fields,
-            **common,
-            **calls[0].options,
-            "model": calls[0].body["model"],
-            "round_id": round_id,
-            "session_id": self.session_id,
-            "blocks": blocks,
-            "agents": agents,
-        }
-
-
-def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in body.items() if name not in _NOT_SAMPLING}
-
-
-def _tag_fields(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a call's own tag chooses; ids are the round's business."""
-    tag = body.get("tokendance") or {}
-    return {name: tag[name] for name in ("fidelity", "backend", "options") if tag.get(name) is not None}
 
 
 def _may_retry(result: AgentResult) -> bool:

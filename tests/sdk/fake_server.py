@@ -29,6 +29,14 @@ class FakeServer:
     failures_left: int = 1_000
     slow: dict[str, float] = field(default_factory=dict)
     break_off_stream: bool = False
+    refuse: list[int] = field(default_factory=list)
+    """Statuses with which the next rounds are refused as a whole."""
+    dies: bool = False
+    """Ends the connection without an answer, or in the middle of a stream."""
+    delay: float = 0.0
+    """Seconds before a whole round's answer."""
+    tool: str | None = None
+    """A tool that every round's members are asked to call."""
     base_url: str = ""
     seen: list[tuple[str, str, dict[str, str], dict[str, Any]]] = field(default_factory=list)
     aborted: threading.Event = field(default_factory=threading.Event)
@@ -118,6 +126,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(200, completion(body["messages"]))
 
     def _round(self, request: RoundRequest) -> None:
+        if self.fake.refuse:
+            status = self.fake.refuse.pop(0)
+            self._json(status, {"error": error(status)})
+            return
+        if self.fake.dies and not request.stream:
+            self.close_connection = True
+            return
+        time.sleep(self.fake.delay)
         if request.model == "no-such-model":
             self._json(404, {"error": {**error(404), "message": "The model `no-such-model` does not exist."}})
             return
@@ -129,6 +145,14 @@ class _Handler(BaseHTTPRequestHandler):
                 entry["error"] = error(status)
             else:
                 entry |= completion(request.chat_body(agent, plain=True)["messages"])
+                if self.fake.tool is not None:
+                    call = {
+                        "id": "c1",
+                        "type": "function",
+                        "function": {"name": self.fake.tool, "arguments": "{}"},
+                    }
+                    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+                    entry["choices"] = [{"index": 0, "message": message, "finish_reason": "tool_calls"}]
                 report = MemberReport(
                     round_id=request.round_id,
                     agent_id=agent.agent_id,
@@ -176,6 +200,8 @@ class _Handler(BaseHTTPRequestHandler):
             for number, (name, value) in enumerate(events):
                 if self.fake.break_off_stream and number == 2:
                     self.wfile.write(b"data: {broken\n\n")
+                    return
+                if self.fake.dies and number == 2:
                     return
                 data = (f"event: {name}\n" if name else "") + f"data: {json.dumps(value)}\n\n"
                 self.wfile.write(data.encode())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -43,11 +43,13 @@ class Floor:
         self.names = names
         self.skips = on_failure == "skip"
         self._opened: OpenRound | None = None
+        self._answers: frozenset[str] = frozenset()
         self._error: Exception | None = None
 
-    def open(self, names: list[str]) -> None:
-        """A round begins (or goes on) with these participants."""
+    def open(self, names: list[str], answers: Collection[str]) -> None:
+        """A round begins with these participants; or goes on, and has `answers` (message ids) already."""
         self._error = None
+        self._answers = frozenset(answers)
         self._opened = self.series.open(names)
 
     def seat(self, name: str) -> AbstractContextManager[None]:
@@ -62,6 +64,10 @@ class Floor:
         """The first failure of the last round; once."""
         error, self._error = self._error, None
         return error
+
+    def is_answer(self, message: BaseChatMessage) -> bool:
+        """Whether it was said in the round that goes on, so that nobody hears it before the next."""
+        return message.id in self._answers
 
     def in_order(self, messages: Sequence[BaseChatMessage]) -> list[BaseChatMessage]:
         """Each run of participants' messages in the participants' order; what others said stays where it is."""
@@ -95,7 +101,8 @@ class BroadcastContainer(ChatAgentContainer):
     ) -> None:
         """Ask the participant with what it has heard, and publish its answer."""
         name = self._agent.name
-        heard = self._floor.in_order(self._message_buffer)
+        later = [m for m in self._message_buffer if self._floor.is_answer(m)]
+        heard = self._floor.in_order([m for m in self._message_buffer if not self._floor.is_answer(m)])
         answer: GroupChatAgentResponse | GroupChatTeamResponse | ParticipantFailed
         topic = self._parent_topic_type
         try:
@@ -107,7 +114,7 @@ class BroadcastContainer(ChatAgentContainer):
             topic = self._manager_topic_type
         finally:
             # Taken in by the participant, even where its model call failed: it must not hear it twice.
-            self._message_buffer.clear()
+            self._message_buffer[:] = later
         await self.publish_message(
             answer, topic_id=DefaultTopicId(type=topic), cancellation_token=ctx.cancellation_token
         )
@@ -173,7 +180,7 @@ class BroadcastManager(BaseGroupChatManager):
     async def select_speaker(self, thread: Sequence[BaseAgentEvent | BaseChatMessage]) -> list[str]:
         """All participants; after a failure, those that have not answered in this round."""
         names = [name for name in self._floor.names if name not in self._answered]
-        self._floor.open(names)
+        self._floor.open(names, [message.id for said in self._answered.values() for message in said])
         return names
 
     @event
