@@ -56,6 +56,11 @@ class Family:
             held |= {id(s): s for s in mirror.references.segments}
         return list(held.values())
 
+    def texts(self) -> list[tuple[Segment, ...]]:
+        """Its segments as texts: the master's together, earlier ones each alone."""
+        master = self.master.segments if self.master is not None else ()
+        return [master, *((segment,) for segment in self.segments()[len({id(s) for s in master}) :])]
+
     def check(self) -> None:
         """Raise AssertionError unless mirrors and their indexes agree."""
         assert self.mirrors.keys() == self.indexes.keys()

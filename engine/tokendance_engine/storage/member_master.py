@@ -79,13 +79,14 @@ def encode(members: Sequence[Dense], remake: Remake, dense_above: float = 0.96) 
 
 
 def elect(members: Sequence[Dense], remake: Remake) -> int:
-    """The member to whom the others deviate least: the fewest rows to store, judged by the last layer.
+    """The member from whom the others deviate least: the fewest rows to store, its own included.
 
-    What differs anywhere differs there, since a layer's input is made of all layers below.
+    Judged by the last layer: what differs anywhere differs there, since it is made of all layers below.
     """
     last = members[0].rows.kv.shape[1] - 1
     costs = [
-        sum(len(other.tokens) - int(_agreeing(other, one, [last], remake)[1].sum()) for other in members)
+        len(one.tokens)
+        + sum(len(other.tokens) - int(_agreeing(other, one, [last], remake)[1].sum()) for other in members)
         for one in members
     ]
     return int(np.argmin(costs))

@@ -79,30 +79,27 @@ def _follow(
     return np.where(fits, wanted, row)
 
 
-def nearest(tokens: Tokens, candidates: Iterable[Segment], least: float = 0.05) -> References:
-    """References into resident segments, the most similar first; the others fill what it leaves.
+def nearest(tokens: Tokens, texts: Iterable[Sequence[Segment]], least: float = 0.05) -> References:
+    """References into resident segments, those of the most similar text first; the others fill what it leaves.
 
     Args:
-        least: segments with a smaller similarity are not looked at (one that holds a whole block of a long text may
-            still be small beside it, so segments shorter than the text are measured the other way round).
+        texts: each is segments whose tokens follow each other (a master), so that a run may cross from one to the
+            next.
+        least: texts with a smaller similarity are not looked at. It is the larger of the two shares, what of the
+            tokens is in the text and what of the text is in the tokens: a short text may lie in a long one.
     """
-    ranked = sorted(
-        (
-            (max(similarity(tokens, s.tokens), similarity(s.tokens, tokens)), i, s)
-            for i, s in enumerate(candidates)
-        ),
-        key=lambda entry: (-entry[0], entry[1]),
-    )
-    segments = [segment for score, _, segment in ranked if score >= least]
-    return _fill(tokens, segments)
-
-
-def _fill(tokens: Tokens, segments: Sequence[Segment]) -> References:
+    whole = [(np.concatenate([s.tokens for s in text]), text) for text in texts if text]
+    scores = [max(similarity(tokens, ids), similarity(ids, tokens)) for ids, _ in whole]
+    ranked = sorted(range(len(whole)), key=lambda i: -scores[i])
+    segments: list[Segment] = []
     which = np.full(len(tokens), -1, dtype=np.int64)
     rows = np.full(len(tokens), -1, dtype=np.int64)
-    for i, segment in enumerate(segments):
-        row = align(tokens, segment.tokens)
-        free = (row >= 0) & (which < 0)
-        which[free], rows[free] = i, row[free]
+    for ids, text in (whole[i] for i in ranked if scores[i] >= least):
+        row = align(tokens, ids)
+        free = np.flatnonzero((row >= 0) & (which < 0))
+        starts = np.cumsum([0, *(len(segment) for segment in text)])
+        mine = np.searchsorted(starts, row[free], side="right") - 1
+        which[free], rows[free] = mine + len(segments), row[free] - starts[mine]
+        segments.extend(text)
     hit = np.flatnonzero(which >= 0)
     return References.of(hit, which[hit], rows[hit], segments)

@@ -20,6 +20,7 @@ from tokendance_engine.storage.errors import BlobError
 from tokendance_engine.storage.family import Family
 from tokendance_engine.storage.keys import KEY_BYTES, FamilyKey, Keys, Scope
 from tokendance_engine.storage.manifest import (
+    Need,
     RowsOf,
     SegmentOf,
     master_manifest,
@@ -52,6 +53,14 @@ class SpillCounts:
     broken: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BlobError.REASONS, 0))
 
 
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """A document that is in the tier now, and the one it replaced, if any."""
+
+    document: Bytes
+    replaced: Bytes | None
+
+
 class Spill:
     """Writes families to a tier and reads members back.
 
@@ -76,16 +85,23 @@ class Spill:
         return self._objects.staging_bytes
 
     def save(self, key: FamilyKey, family: Family) -> None:
-        """Write what the tier does not hold of a family; returns when it is confirmed, or counted as failed."""
+        """Write what the tier does not hold of a family; returns when it is confirmed, or counted as failed.
+
+        What only the replaced documents named is deleted.
+        """
+        known = self._agents(key)
+        made = [self._save_mirror(key, agent, mirror) for agent, mirror in family.mirrors.items()]
         if family.master is not None and len(family.master):
             rows = [segment.rows for segment in family.master.segments]
-            self._save(self._keys.master(key), rows, master_manifest(family.master, self._name))
-        for agent, mirror in family.mirrors.items():
-            rows = [*mirror.parts, *(segment.rows for segment in mirror.references.segments)]
-            self._save(self._keys.mirror(key, agent), rows, mirror_manifest(mirror, self._name))
-        known = self._agents(key)
+            made.append(self._save(self._keys.master(key), rows, master_manifest(family.master, self._name)))
         if family.mirrors.keys() - known:
             self._put(self._keys.roster(key), pack({"agents": sorted(known | family.mirrors.keys())}, []))
+        kept = {need.name for each in made if each is not None for need in needs(each.document)}
+        # Segments may be named by documents of other sessions, and of members that are only in the tier.
+        alone = self._keys.scope is Scope.SESSION and None not in made and known <= family.mirrors.keys()
+        for each in made:
+            if each is not None and each.replaced is not None:
+                self._forget(each.replaced, lambda need: need.name not in kept and (alone or not need.shared))
 
     def load_mirror(
         self, key: FamilyKey, agent: str, family: Family | None, make_room: MakeRoom
@@ -116,17 +132,19 @@ class Spill:
     def _name(self, rows: Rows) -> bytes:
         return self._names.setdefault(rows, secrets.token_bytes(KEY_BYTES))
 
-    def _save(self, name: bytes, rows: Iterable[Rows], document: Bytes) -> None:
+    def _save_mirror(self, key: FamilyKey, agent: str, mirror: Mirror) -> _Saved | None:
+        rows = [*mirror.parts, *(segment.rows for segment in mirror.references.segments)]
+        return self._save(self._keys.mirror(key, agent), rows, mirror_manifest(mirror, self._name))
+
+    def _save(self, name: bytes, rows: Iterable[Rows], document: Bytes) -> _Saved | None:
         for each in rows:
             if not self._objects.has(self._name(each), each.nbytes):
                 if not self._objects.write(Kind.ROWS, self._name(each), as_bytes(each)):
                     self.counts.failed_saves += 1
-                    return
+                    return None
                 self.counts.saved_rows += len(each)
-        old = self._read(name)
-        if self._put(name, document) and old is not None:
-            now = {need.name for need in needs(document)}
-            self._forget(old, lambda need_name, shared: not shared and need_name not in now)
+        replaced = self._read(name)
+        return _Saved(document, replaced) if self._put(name, document) else None
 
     def _put(self, name: bytes, document: Bytes) -> bool:
         try:
@@ -192,16 +210,16 @@ class Spill:
         document = self._read(name)
         if document is not None:
             mine = self._keys.scope is Scope.SESSION
-            self._forget(document, lambda _, shared: mine or not shared)
+            self._forget(document, lambda need: mine or not need.shared)
         try:
             self._documents.delete(name)
         except BlobError as error:
             self.counts.broken[error.reason] += 1
 
-    def _forget(self, document: Bytes, which: Callable[[bytes, bool], bool]) -> None:
+    def _forget(self, document: Bytes, which: Callable[[Need], bool]) -> None:
         try:
             for need in needs(document):
-                if which(need.name, need.shared):
+                if which(need):
                     self._objects.delete(need.name, need.rows * self._layout.row_bytes)
         except BlobError:
             return

@@ -153,7 +153,7 @@ class Store:
                     else References.none()
                 )
             elif self._remake is not None:
-                references = nearest(tokens, held.segments())
+                references = nearest(tokens, held.texts())
             else:
                 references = References.none()
             content = Content(tokens, references, positions or Positions.plain(), same, approximate_from)
