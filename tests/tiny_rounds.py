@@ -15,8 +15,11 @@ from tokendance_engine.segments.key import Segment, Tokens, segment_key, split
 Block = tuple[int, ...]
 Prompt = list[Block]
 
-NEUTRAL = np.arange(900, 906, dtype=np.int32)
-"""Stands for the tokenized neutral sentence."""
+NEUTRAL = np.arange(900, 920, dtype=np.int32)
+"""Stands for the tokenized neutral text: just as long as it must at least be."""
+
+FILLER = 999
+"""Stands for a newline."""
 
 
 def cut(blocks: Iterable[Sequence[int]]) -> tuple[Tokens, list[Segment]]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_rounds import Block, Prompt, cut, key_of, rounds
+from tiny_rounds import FILLER, Block, Prompt, cut, key_of, rounds
 from tokendance_engine.segments import key as key_module
 from tokendance_engine.segments.transcript import Transcript
 
@@ -83,12 +83,16 @@ def test_an_extended_transcript_keeps_every_row_and_leaves_the_old_one_alone(
 ) -> None:
     old = transcript_of(*blocks)
     before = old.tokens().tolist()
-    new = old.extended((key_of(b), np.array(b, dtype=np.int32)) for b in more)
+    new = old.copy()
+    for block in more:
+        new.open_region(np.array([FILLER], dtype=np.int32))
+        new.append(key_of(block), np.array(block, dtype=np.int32))
     new.check()
     old.check()
     assert old.tokens().tolist() == before
     assert new.tokens()[: old.rows].tolist() == before
-    assert new.tokens(old.rows).tolist() == [token for block in more for token in block]
+    assert new.tokens(old.rows).tolist() == [token for block in more for token in (FILLER, *block)]
+    assert (old.regions, len(new.regions)) == ([], len(more))
     assert new.counts() == Counter(map(key_of, [*blocks, *more]))
 
 
@@ -97,3 +101,59 @@ def test_the_integrity_check_notices_a_shifted_entry() -> None:
     transcript.rows += 1
     with pytest.raises(AssertionError):
         transcript.check()
+
+
+def with_regions(*blocks: Block, page: int = 4) -> Transcript:
+    """Every block in a region of its own, at a page boundary."""
+    made = Transcript(PREAMBLE)
+    for block in blocks:
+        made.open_region(np.full(-made.rows % page, FILLER, dtype=np.int32))
+        made.append(key_of(block), np.array(block, dtype=np.int32))
+    return made
+
+
+def test_regions_start_at_page_boundaries_and_end_where_the_fillers_of_the_next_end() -> None:
+    made = with_regions((1, 2, 3), (4, 5, 6, 7), (8,))
+    made.check()
+    assert made.regions == [4, 8, 12]
+    assert [made.region(i) for i in range(3)] == [(4, 8), (8, 12), (12, 13)]
+    assert made.tokens().tolist() == [*PREAMBLE, FILLER, 1, 2, 3, FILLER, 4, 5, 6, 7, 8]
+
+
+def test_no_prompt_ever_matches_fillers() -> None:
+    made = with_regions((1, 2), (3,))
+    tokens, segments = cut([(FILLER,), (1, 2), (FILLER, FILLER), (3,)])
+    assert made.match(tokens, segments) == [None, 4, None, 8]
+    assert made.counts() == Counter({key_of((1, 2)): 1, key_of((3,)): 1})
+
+
+def test_regions_get_their_positions_in_order_and_skip_none_by_themselves() -> None:
+    made = with_regions((1, 2), (3,), (4,))
+    made.place(4)
+    assert (made.placed, made.frame.steps) == (1, ())
+    made.place(20)
+    made.place(24)
+    made.check()
+    assert made.frame.at(np.arange(made.rows)).tolist() == [*range(8), *range(20, 25)]
+    assert made.frame.steps == ((8, 12),), "the third follows the second without a gap"
+
+
+def test_a_region_never_stands_before_the_end_of_what_precedes_it() -> None:
+    made = with_regions((1, 2), (3,))
+    made.place(12)
+    with pytest.raises(ValueError, match="cannot follow"):
+        made.place(12)
+    assert made.placed == 1
+
+
+def test_a_copy_gets_regions_and_positions_of_its_own() -> None:
+    old = with_regions((1, 2), (3,))
+    old.place(8)
+    new = old.copy()
+    new.place(40)
+    new.open_region(np.zeros(0, dtype=np.int32))
+    new.append(key_of((9,)), np.array([9], dtype=np.int32))
+    new.check()
+    old.check()
+    assert (old.placed, len(old.regions), old.frame.shift) == (1, 2, 4)
+    assert old.match(*cut([(9,)])) == [None]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from tokendance_engine.adapters.vllm.family import Master
 from tokendance_engine.adapters.vllm.masters import Families
+from tokendance_engine.adapters.vllm.page_pool import PagePool
 from tokendance_engine.segments.transcript import Transcript
 from vllm.v1.core.block_pool import BlockPool
 
@@ -22,7 +23,9 @@ def transcript(rows: int) -> Transcript:
 
 
 def longer(old: Transcript, rows: int) -> Transcript:
-    return old.extended([(rows.to_bytes(4, "big"), np.arange(rows, dtype=np.int32))])
+    made = old.copy()
+    made.append(rows.to_bytes(4, "big"), np.arange(rows, dtype=np.int32))
+    return made
 
 
 @dataclass
@@ -33,7 +36,8 @@ class Setup:
 
     def __post_init__(self) -> None:
         self.families = Families(PAGE, self.share, self.limit)
-        self.families.bind(self.pool)
+        self.pages = PagePool(self.pool)
+        self.families.bind(self.pages)
         self.start = self.free
 
     @property

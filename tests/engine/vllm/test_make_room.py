@@ -9,7 +9,7 @@ pytest.importorskip("vllm")
 
 from master_pools import PAGE, Setup
 from tokendance_engine.adapters.vllm.family import Family
-from tokendance_engine.adapters.vllm.rekey import Chain
+from tokendance_engine.adapters.vllm.rekey import Chain, Disposition
 from tokendance_sdk.protocol import MAX_ROUND_SIZE
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -30,7 +30,7 @@ def test_cached_pages_that_nobody_uses_are_no_room_for_the_request_that_takes_th
     if not in_use:
         setup.pool.free_blocks(cached)
     keys = request.block_hashes[:20]
-    assert setup.families.cached(keys) == cached
+    assert setup.pages.lookup(keys) == cached
     setup.families.make_room(24, keys)
     pages = sum(row["pages"] for row in setup.families.snapshot())
     # Cached and in use: 4 more pages are needed and 2 are free. Cached and free: 24 are needed of 22.
@@ -54,14 +54,14 @@ def test_forgotten_pages_are_hit_by_nobody_and_keep_their_holder() -> None:
     request = Request("r", list(range(3 * PAGE)), SamplingParams(), None, block_hasher=HASHER)
     held = setup.pool.get_new_blocks(3)
     setup.pool.cache_full_blocks(request, held, 0, 3, PAGE, 0)
-    setup.families.forget_pages({b.block_id for b in held[1:]})
-    assert setup.families.cached(request.block_hashes) == held[:1]
+    setup.pages.forget({b.block_id for b in held[1:]})
+    assert setup.pages.lookup(request.block_hashes) == held[:1]
     assert all(b.ref_cnt == 1 for b in held)
 
 
 def test_a_session_remembers_as_many_agents_as_a_round_can_have() -> None:
     family = Family()
-    chain = Chain(np.zeros(1, dtype=np.int32))
+    chain = Chain(np.zeros(1, dtype=np.int32), Disposition())
     for i in range(MAX_ROUND_SIZE + 5):
         family.remember(f"a{i}", chain)
         family.remember("a0", chain)

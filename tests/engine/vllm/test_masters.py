@@ -41,9 +41,11 @@ def test_rows_are_handed_out_once_in_order_and_within_the_limit() -> None:
     sizes, tokens = [], list[int]()
     while master.pending:
         job = master.next_job(10)
-        assert (job.master, job.run.start) == (master.id, len(tokens))
-        sizes.append(len(job.run.tokens))
-        tokens += job.run.tokens.tolist()
+        [run] = job.runs
+        assert (job.master, run.start, run.shift) == (master.id, len(tokens), 0)
+        assert run.pages.tolist() == master.pages().tolist()
+        sizes.append(job.tokens)
+        tokens += run.tokens.tolist()
     assert sizes == [10, 10, 5]
     assert tokens == master.transcript.tokens().tolist()
 
@@ -175,3 +177,20 @@ def test_a_master_is_found_by_its_id_only_while_it_is_current() -> None:
     new = setup.master("s", PAGE)
     assert setup.families.find(old.id) is None
     assert setup.families.find(new.id) is family
+
+
+def test_rows_after_skipped_positions_are_handed_out_as_runs_of_their_own() -> None:
+    setup = Setup()
+    wanted = transcript(PAGE)
+    for name, position in ((b"x", 3 * PAGE), (b"y", 7 * PAGE)):
+        wanted.open_region(np.full(-wanted.rows % PAGE, 9, dtype=np.int32))
+        wanted.append(name, np.arange(20, dtype=np.int32))
+        wanted.place(position)
+    master = setup.families.grow(setup.families.get_or_make(("", "s")), wanted, False)
+    assert master is not None
+    first, second = master.next_job(PAGE + 4), master.next_job(1000)
+    runs = [(run.start, len(run.tokens), run.shift) for run in (*first.runs, *second.runs)]
+    assert runs == [(0, PAGE, 0), (PAGE, 4, 2 * PAGE), (PAGE + 4, 28, 2 * PAGE), (3 * PAGE, 20, 4 * PAGE)]
+    assert (first.tokens, second.tokens, master.pending) == (PAGE + 4, 48, 0)
+    handed = [t for job in (first, second) for run in job.runs for t in run.tokens.tolist()]
+    assert handed == wanted.tokens().tolist()

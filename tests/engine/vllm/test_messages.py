@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from tokendance_engine.adapters.vllm.messages import StepMeta, WorkerReport
-from tokendance_engine.reuse.ports import MasterJob, Run
+from tokendance_engine.adapters.vllm.messages import Shifts, StepMeta, WorkerReport
+from tokendance_engine.reuse.ports import MasterJob, MemberJob, Run
 
 NOTHING = np.zeros(0, dtype=np.int32)
 
@@ -16,14 +16,19 @@ NOTHING = np.zeros(0, dtype=np.int32)
 def test_a_step_with_any_job_is_not_empty() -> None:
     assert StepMeta().is_empty()
     assert StepMeta(families=[]).is_empty(), "a status snapshot is no work"
-    assert not StepMeta(masters=[MasterJob(1, Run(NOTHING, 0, NOTHING))]).is_empty()
+    assert StepMeta(shifts=Shifts({"a": 1}, {"a": [(1, 32)]})).is_empty(), (
+        "vLLM's own pass is no work of ours"
+    )
+    assert not StepMeta(masters=[MasterJob(1, [Run(NOTHING, 0, NOTHING)])]).is_empty()
+    moves = np.zeros((0, 5), dtype=np.int64)
+    assert not StepMeta(members=[MemberJob("a", 1, NOTHING, NOTHING, moves, [])]).is_empty()
 
 
 @pytest.mark.parametrize(
     "report",
     [
         WorkerReport(gate=(None,)),
-        WorkerReport(times={"a": (0.0, 0.0)}),
+        WorkerReport(done={"a": (0.0, 0.0)}),
         WorkerReport(failed=["a"]),
         WorkerReport(broken_masters=[1]),
     ],
@@ -51,11 +56,34 @@ def test_reuse_is_on_only_where_no_worker_objects(
     assert WorkerReport(gate=one).aggregate(WorkerReport(gate=two)).gate == merged
 
 
-def test_any_workers_fault_counts_once_and_the_longest_time_counts() -> None:
-    one = WorkerReport(None, {"a": (1.0, 9.0), "b": (2.0, 2.0)}, ["b", "a"], [3])
-    two = WorkerReport(None, {"a": (5.0, 4.0)}, ["a", "c"], [1, 3])
+@pytest.mark.parametrize("one", [True, False])
+@pytest.mark.parametrize("two", [True, False])
+def test_positions_are_shifted_only_where_every_worker_can(one: bool, two: bool) -> None:
+    merged = WorkerReport((None,), shifts=one).aggregate(WorkerReport((None,), shifts=two))
+    assert merged.shifts == (one and two)
+
+
+def test_done_is_what_all_workers_did_and_of_each_time_the_longest() -> None:
+    one = WorkerReport(done={"a": (1.0, 9.0), "b": (2.0, 2.0)})
+    two = WorkerReport(done={"a": (5.0, 4.0), "b": (1.0, 3.0)})
     merged = one.aggregate(two)
-    assert merged.times == {"a": (5.0, 9.0), "b": (2.0, 2.0)}
-    assert merged.failed == ["a", "b", "c"]
+    assert merged.done == {"a": (5.0, 9.0), "b": (2.0, 3.0)}
+    assert merged.failed == []
+    assert two.aggregate(one) == merged
+
+
+def test_any_workers_fault_counts_once_and_what_only_one_did_failed() -> None:
+    one = WorkerReport(done={"a": (1.0, 9.0), "b": (2.0, 2.0)}, failed=["d", "c"], broken_masters=[3])
+    two = WorkerReport(done={"a": (5.0, 4.0)}, failed=["c"], broken_masters=[1, 3])
+    merged = one.aggregate(two)
+    assert set(merged.done) == {"a"}
+    assert merged.failed == ["b", "c", "d"]
     assert merged.broken_masters == [1, 3]
     assert two.aggregate(one) == merged
+
+
+def test_three_workers_are_merged_two_by_two() -> None:
+    did, lost = WorkerReport(done={"a": (1.0, 1.0)}), WorkerReport(failed=["a"])
+    for order in ([did, did, lost], [did, lost, did], [lost, did, did]):
+        merged = order[0].aggregate(order[1]).aggregate(order[2])
+        assert (merged.done, merged.failed) == ({}, ["a"])

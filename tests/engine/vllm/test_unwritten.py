@@ -55,11 +55,11 @@ def test_an_ended_request_is_forgotten() -> None:
     assert not unwritten.in_progress(request("mine", HISTORY), cached=16)
 
 
-def test_promised_pages_are_unwritten_to_the_end_of_the_step() -> None:
+def test_only_running_requests_take_a_seat() -> None:
     unwritten = Unwritten(PAGE)
-    mine = request("mine", HISTORY)
-    unwritten.promise(request("other", HISTORY).block_hashes[2:4])
-    assert not unwritten.promised(mine, cached=8), "its hit ends before them"
-    assert unwritten.promised(mine, cached=12)
-    unwritten.next_step()
-    assert not unwritten.promised(mine, cached=12)
+    running = request("running", HISTORY, 4)
+    for each in (running, request("waiting", HISTORY), request("other", HISTORY, 20)):
+        unwritten.add(each)
+    assert unwritten.running() == 2
+    unwritten.drop(running)
+    assert unwritten.running() == 1

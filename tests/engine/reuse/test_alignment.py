@@ -1,0 +1,284 @@
+"""Bringing regions to the master's page phase and positions: what is aligned really is, and nothing else is harmed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_rounds import FILLER, Block, Prompt, cut, key_of, private
+from tokendance_engine.reuse.alignment import MIN_PAGES, Aligned, Aligner
+from tokendance_engine.reuse.selection import Reused, reused
+from tokendance_engine.segments.filling import UNFILLED, fill, moved, strip
+from tokendance_engine.segments.frame import IN_PLACE
+from tokendance_engine.segments.transcript import Transcript
+
+PAGE = 4
+START = Aligned(UNFILLED, IN_PLACE)
+BLOCKS = [tuple(range(100 * i + 100, 100 * i + 100 + n)) for i, n in enumerate([9, 15, 4, 22, 8])]
+
+
+@dataclass(frozen=True)
+class Round:
+    """A master with placed regions, and members' prompts.
+
+    Attributes:
+        regions: the blocks of each region.
+    """
+
+    aligner: Aligner
+    transcript: Transcript
+    regions: list[list[Block]]
+    prompts: list[Prompt]
+
+    def found(self, prompt: Prompt, state: Aligned = START) -> list[Reused]:
+        tokens, segments = cut(prompt)
+        filled, at = fill(tokens, state.filling, FILLER), moved(segments, state.filling)
+        return reused(at, self.transcript.match(filled, at))
+
+    def align(self, prompt: Prompt, start: Aligned = START, cached: int = 0) -> Aligned:
+        return self.aligner.align(self.found(prompt, start), start, cached, self.transcript)
+
+    def wish(self, prompt: Prompt) -> int | None:
+        return self.aligner.wishes(self.found(prompt), START, 0, self.transcript)
+
+    def in_place(self, prompt: Prompt, state: Aligned) -> list[bool]:
+        """Of every region of which the member holds a run worth sharing: does that run lie as its rows lie?"""
+        answers = []
+        found = self.found(prompt, state)
+        for number in range(len(self.regions)):
+            run = first_run(found, *self.transcript.region(number))
+            if len(run) < MIN_PAGES * PAGE:
+                continue
+            index, row = np.array(run).T
+            same = state.frame.at(index) == self.transcript.frame.at(row)
+            answers.append(bool(same.all() and ((index - row) % PAGE == 0).all()))
+        return answers
+
+
+def first_run(found: Sequence[Reused], first: int, last: int) -> list[tuple[int, int]]:
+    """(index, row) of the first uninterrupted run of a region."""
+    run: list[tuple[int, int]] = []
+    for segment in found:
+        if first <= segment.row < last:
+            if run and run[-1] != (segment.start - 1, segment.row - 1):
+                break
+            run += zip(
+                range(segment.start, segment.end), range(segment.row, segment.row + segment.end), strict=False
+            )
+    return run
+
+
+def make_round(regions: list[list[Block]], prompts: list[Prompt], max_skipped: int = 1000) -> Round:
+    """Regions opened and placed one after another, as the planner does."""
+    made = Round(Aligner(PAGE, max_skipped), Transcript(np.full(8, 900, dtype=np.int32)), regions, prompts)
+    transcript = made.transcript
+    for region in regions:
+        transcript.open_region(np.full(-transcript.rows % PAGE, FILLER, dtype=np.int32))
+        for block in region:
+            transcript.append(key_of(block), np.array(block, dtype=np.int32))
+    while transcript.placed < len(regions):
+        wishes = [w for w in map(made.wish, prompts) if w is not None]
+        least = transcript.regions[transcript.placed] + transcript.frame.shift
+        position = made.aligner.position(wishes, least)
+        assert position >= least
+        transcript.place(position)
+    transcript.check()
+    return made
+
+
+@st.composite
+def rounds(draw: st.DrawFn, shuffled: bool) -> Round:
+    """Members with other private text before every region; some lack regions, some see them in another order."""
+    count = draw(st.integers(1, 5))
+    cuts = sorted(draw(st.sets(st.integers(1, count - 1), max_size=2))) if count > 1 else []
+    regions = [BLOCKS[a:b] for a, b in itertools.pairwise([0, *cuts, count])]
+    prompts = []
+    for member in range(draw(st.integers(1, 4))):
+        order = [*range(len(regions))]
+        if shuffled:
+            order = draw(st.permutations(order))
+        prompt, used = list[Block](), 0
+        for number in order[: draw(st.integers(1, len(order)))]:
+            own = draw(st.integers(0, 25))
+            blocks = draw(st.permutations(regions[number])) if shuffled else regions[number]
+            prompt += [private(member, used, own), *blocks]
+            used += own
+        prompts.append([*prompt, private(member, used, 3)])
+    return make_round(regions, prompts, draw(st.sampled_from([0, 8, 1000])))
+
+
+@given(rounds(shuffled=False))
+def test_an_aligned_run_has_the_masters_page_phase_and_positions(made: Round) -> None:
+    for prompt in made.prompts:
+        state = made.align(prompt)
+        lies = made.in_place(prompt, state)
+        assert sum(lies) >= state.aligned
+        assert (state.reason is None) == (state.aligned == len(lies))
+
+
+@given(rounds(shuffled=True))
+def test_with_other_orders_too_what_counts_as_aligned_is(made: Round) -> None:
+    for prompt in made.prompts:
+        state = made.align(prompt)
+        assert sum(made.in_place(prompt, state)) >= state.aligned
+
+
+@given(st.booleans().flatmap(lambda shuffled: rounds(shuffled)))
+def test_the_users_tokens_are_all_there_in_their_order(made: Round) -> None:
+    for prompt in made.prompts:
+        state, (tokens, _) = made.align(prompt), cut(prompt)
+        assert strip(fill(tokens, state.filling, FILLER), state.filling).tolist() == tokens.tolist()
+        assert [at for at, _ in state.filling.inserts] == sorted({at for at, _ in state.filling.inserts})
+
+
+@given(st.booleans().flatmap(lambda shuffled: rounds(shuffled)))
+def test_positions_only_grow_by_no_more_than_allowed_and_fillers_stay_below_a_page(made: Round) -> None:
+    for prompt in made.prompts:
+        state = made.align(prompt)
+        shifts = [0, *(shift for _, shift in state.frame.steps)]
+        assert all(0 < b - a <= made.aligner.max_skipped for a, b in itertools.pairwise(shifts))
+        assert all(0 < n < PAGE for _, n in state.filling.inserts)
+
+
+@given(st.booleans().flatmap(lambda shuffled: rounds(shuffled)))
+def test_no_prompt_begins_with_fillers(made: Round) -> None:
+    """The first tokens of a context are attention sinks."""
+    for prompt in made.prompts:
+        assert all(at > 0 for at, _ in made.align(prompt).filling.inserts)
+
+
+@given(rounds(shuffled=False), st.data())
+def test_what_is_cached_already_keeps_its_fillers_and_positions(made: Round, data: st.DataObject) -> None:
+    """A member that comes back, or late: part of its prompt was laid out before."""
+    prompt = data.draw(st.sampled_from(made.prompts))
+    before = made.align(prompt)
+    size = len(cut(prompt)[0]) + before.filling.count
+    cached = data.draw(st.integers(0, (size - 1) // PAGE)) * PAGE
+    start = Aligned(
+        type(before.filling)(tuple(i for i in before.filling.inserts if i[0] < cached)),
+        before.frame.before(cached),
+    )
+    again = made.align(prompt, start, cached)
+    assert again.filling.inserts[: len(start.filling.inserts)] == start.filling.inserts
+    assert again.frame.before(cached) == start.frame
+    assert all(at >= cached for at, _ in again.filling.inserts[len(start.filling.inserts) :])
+    assert sum(made.in_place(prompt, again)) >= again.aligned
+
+
+@given(st.integers(2, 30), st.integers(0, 30), st.integers(0, 60))
+def test_a_member_that_gets_its_wish_skips_nothing(history: int, other: int, later: int) -> None:
+    regions = [[BLOCKS[0], BLOCKS[1]], [BLOCKS[3]]]
+    prompt = [private(0, 0, history), *regions[0], private(0, 100, other), *regions[1], (77,)]
+    made = make_round(regions[:1], [prompt])
+    transcript = made.transcript
+    transcript.open_region(np.full(-transcript.rows % PAGE, FILLER, dtype=np.int32))
+    transcript.append(key_of(BLOCKS[3]), np.array(BLOCKS[3], dtype=np.int32))
+    both = Round(made.aligner, transcript, regions, [prompt])
+    wish = both.wish(prompt)
+    assert wish is not None
+    least = transcript.regions[1] + transcript.frame.shift
+    before = both.align(prompt).frame.shift
+    transcript.place(max(wish, least) + later)
+    state = both.align(prompt)
+    assert both.in_place(prompt, state) == [True, True]
+    assert state.frame.shift - before == max(least - wish, 0) + later
+
+
+@given(st.lists(st.integers(0, 60), max_size=8), st.integers(0, 40), st.integers(0, 30))
+def test_a_region_stands_where_most_members_reach_it_and_there_as_low_as_possible(
+    wishes: list[int], least: int, max_skipped: int
+) -> None:
+    def reached(candidate: int) -> int:
+        return sum(0 <= candidate - wish <= max_skipped for wish in wishes)
+
+    chosen = Aligner(PAGE, max_skipped).position(wishes, least)
+    assert chosen == max(range(least, 101), key=lambda c: (reached(c), -c))
+
+
+def test_one_member_far_away_does_not_drag_all_others_along() -> None:
+    assert Aligner(16, 512).position([100, 180, 3000, 140], 32) == 180
+    assert Aligner(16, 5000).position([100, 180, 3000, 140], 32) == 3000
+    assert Aligner(16, 512).position([], 32) == 32
+
+
+def two_members(long: int, max_skipped: int) -> Round:
+    """Three members with histories of 10, 10 and `long` tokens before one region."""
+    histories = [10, 10, long]
+    prompts = [[private(m, 0, n), *BLOCKS[:2], (77,)] for m, n in enumerate(histories)]
+    return make_round([BLOCKS[:2]], prompts, max_skipped)
+
+
+def test_members_with_other_histories_meet_where_the_longest_ends() -> None:
+    made = two_members(42, 1000)
+    states = [made.align(p) for p in made.prompts]
+    assert made.transcript.frame.at(np.array([8])).tolist() == [44]
+    assert [s.filling.inserts for s in states] == [((10, 2),), ((10, 2),), ((42, 2),)]
+    assert [s.frame.steps for s in states] == [((12, 32),), ((12, 32),), ()]
+
+
+def test_a_longer_history_than_the_regions_position_is_left_with_that_reason() -> None:
+    made = two_members(42, 20)
+    states = [made.align(p) for p in made.prompts]
+    assert [s.reason for s in states] == [None, None, "longer_history"]
+    assert states[2] == Aligned(UNFILLED, IN_PLACE, 0, "longer_history")
+
+
+def test_a_history_so_short_that_too_much_would_be_skipped_is_left_with_that_reason() -> None:
+    made = two_members(10, 1000)
+    newcomer: Prompt = [private(8, 0, 2), *BLOCKS[:2], (77,)]
+    strict = Round(Aligner(PAGE, 7), made.transcript, made.regions, [newcomer])
+    assert strict.align(newcomer).reason == "shorter_history"
+    assert Round(Aligner(PAGE, 8), made.transcript, made.regions, [newcomer]).align(newcomer).aligned == 1
+
+
+def test_a_run_shorter_than_two_pages_is_not_worth_fillers() -> None:
+    short: Block = tuple(range(2 * PAGE - 1))
+    made = make_round([[short]], [[private(0, 0, 10), short, (77,)]])
+    assert made.align(made.prompts[0]) == START
+    made.transcript.placed = 0
+    assert made.wish(made.prompts[0]) is None
+
+
+def test_a_region_without_a_position_yet_is_nobodys_goal() -> None:
+    made = make_round([BLOCKS[:2]], [[private(0, 0, 10), *BLOCKS[:2], (77,)]])
+    made.transcript.placed = 0
+    assert made.align(made.prompts[0]) == START
+
+
+@pytest.mark.parametrize("cached", [12, 16, 40])
+def test_a_region_that_began_in_cached_pages_is_left_as_it_lies(cached: int) -> None:
+    prompt: Prompt = [private(0, 0, 10), *BLOCKS[:2], (77,)]
+    made = make_round([BLOCKS[:2]], [prompt])
+    assert made.align(prompt, START, cached) == START
+
+
+def other_order(count: int) -> Round:
+    """Region 1 stands before region 0 in the second prompt, after `count` private tokens."""
+    regions = [[BLOCKS[0]], [BLOCKS[1]]]
+    ahead: Prompt = [private(0, 0, count), *regions[0], private(0, 20, 5), *regions[1], (77,)]
+    swapped: Prompt = [private(1, 0, count), *regions[1], private(1, 20, 2), *regions[0], (77,)]
+    return make_round(regions, [ahead, swapped])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
+def test_orders_that_differ_never_undo_what_was_aligned_before(count: int) -> None:
+    """Fillers or skipped positions in front of region 0 would move it again."""
+    made = other_order(count)
+    swapped = made.prompts[1]
+    state, (tokens, _) = made.align(swapped), cut(swapped)
+    assert state.aligned > 0
+    assert sum(made.in_place(swapped, state)) >= state.aligned
+    assert state.reason is not None, "one of the two is not in place"
+    assert strip(fill(tokens, state.filling, FILLER), state.filling).tolist() == tokens.tolist()
+
+
+def test_a_prompt_that_begins_with_the_middle_of_a_region_gets_no_fillers_there() -> None:
+    region = [BLOCKS[0], BLOCKS[1]]
+    swapped: Prompt = [region[1], private(1, 0, 3), region[0], (77,)]
+    made = make_round([region], [[private(0, 0, 10), *region, (77,)], swapped])
+    assert made.align(swapped).filling.inserts[:1] != ((0, 1),)
