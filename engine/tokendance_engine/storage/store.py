@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from tokendance_engine.storage.references import References
 from tokendance_engine.storage.report import StoreReport, family_report
 from tokendance_engine.storage.restore import Remake, Work
 from tokendance_engine.storage.rows import ReadRows
-from tokendance_engine.storage.similarity import nearest
+from tokendance_engine.storage.sources import alike, common_start, starting_with, taken_from, unchanged
 from tokendance_engine.storage.spill import Spill
 
 
@@ -123,6 +124,7 @@ class Store:
         read: ReadRows,
         *,
         same: int = 0,
+        common: int = 0,
         positions: Positions | None = None,
         approximate_from: int | None = None,
     ) -> Receipt | None:
@@ -134,6 +136,8 @@ class Store:
                 what equals the family's KV is found by content (needs `remake`, otherwise everything is stored).
             read: reads its rows by token number.
             same: leading tokens whose KV is what the previous mirror holds (cached since, or restored from it).
+            common: leading tokens whose pages other members share through the engine's own prefix cache (at positions
+                from 0 on); stored once for all of them.
             positions: where its tokens stand; default: token = position.
             approximate_from: first token whose KV is approximate.
 
@@ -141,27 +145,27 @@ class Store:
             What was kept; None if there is no room (the previous mirror is forgotten: it is out of date).
         """
         tokens = np.ascontiguousarray(tokens, dtype=np.int32).copy()
+        positions = positions or Positions.plain()
         with self._lock:
             held = self._pool.get_or_make(family)
             previous = held.mirrors.get(agent)
-            same = min(same, previous.matching(tokens)) if previous is not None else 0
+            same = unchanged(previous, tokens, positions, same)
+            references = References.none()
             if taken is not None:
-                known = held.master is not None and held.master.id == taken.master_id
-                references = (
-                    held.master.locate(taken.spans, len(tokens))
-                    if held.master and known
-                    else References.none()
-                )
+                references = taken_from(held, taken, len(tokens))
             elif self._remake is not None:
-                references = nearest(tokens, held.texts())
-            else:
-                references = References.none()
-            content = Content(tokens, references, positions or Positions.plain(), same, approximate_from)
+                references = alike(held, tokens)
+            content = Content(tokens, references, positions, same, approximate_from)
             if self._remake is not None:
-                trusted = confirmed(self._layout, content, read, self._remake)
-                content = Content(tokens, trusted, content.positions, same, approximate_from)
+                content = replace(content, references=confirmed(self._layout, content, read, self._remake))
+            room = 0
+            if common and not same and positions.steps[0, 1] == 0:
+                room = common * (self._layout.row_bytes + 4)
+                if self._pool.make_room(room, family):
+                    start = common_start(self._layout, held, tokens[:common], read)
+                    content = replace(content, references=starting_with(start, content.references))
             made = draft(self._layout, content, previous, self._dense_above)
-            if not self._pool.make_room(made.nbytes, family):
+            if not self._pool.make_room(room + made.nbytes, family):
                 self._pool.drop_mirror(family, agent)
                 return None
             mirror = made.read(read)

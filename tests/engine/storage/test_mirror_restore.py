@@ -235,3 +235,47 @@ def test_a_mirror_that_is_nearly_all_its_own_is_stored_whole() -> None:
         assert got is not None
         assert got.read == stored
         assert_restores(store, family, "a", member.kv, SMALL)
+
+
+def test_a_common_start_is_stored_once_for_all_members_whose_bytes_are_the_same() -> None:
+    rng = np.random.default_rng(9)
+    master, master_kv = random_tokens(rng, 100), random_rows(SMALL, 100, 9)
+    store, family = store_with(SMALL, master, master_kv)
+    start, start_kv = random_tokens(rng, 70), random_rows(SMALL, 70, 10)
+    members = {}
+    for i in range(4):
+        member = members[f"a{i}"] = make_member(SMALL, master, master_kv, 90, np.arange(190) < 90, 20 + i)
+        member.tokens[:70], member.kv[:, :, :70] = start, start_kv
+    members["a3"].kv[0, 0, 5, 0, 0] += 1  # not the same pages after all
+    before = store.report().used
+    for agent, member in members.items():
+        got = store.put_mirror(family, agent, member.tokens, member.taken(), reader(member.kv), common=70)
+        assert got is not None
+        assert (got.read, got.referenced) == (20, 170)
+    store.check()
+    for agent, member in members.items():
+        assert_restores(store, family, agent, member.kv, SMALL)
+    row = SMALL.row_bytes
+    assert (2 * 70 + 4 * 20) * row < store.report().used - before < (2 * 70 + 4 * 20 + 5) * row
+
+    store.put_mirror(family, "a0", members["a0"].tokens, None, reader(members["a0"].kv), same=190, common=70)
+    assert_restores(store, family, "a0", members["a0"].kv, SMALL)
+
+
+def test_tokens_that_moved_are_not_taken_for_the_same() -> None:
+    rng = np.random.default_rng(10)
+    master, master_kv = random_tokens(rng, 80), random_rows(SMALL, 80, 10)
+    store, family = store_with(SMALL, master, master_kv)
+    member = make_member(SMALL, master, master_kv, 20, np.arange(100) < 20, 11)
+    store.put_mirror(family, "a", member.tokens, member.taken(), reader(member.kv))
+    moved = make_member(SMALL, master, master_kv, 20, np.arange(100) < 20, 11, skip=64)
+    steps = Positions(np.array([[0, 0], [20, 64]], dtype=np.int32))
+    got = store.put_mirror(
+        family, "a", moved.tokens, moved.taken(), reader(moved.kv), same=100, positions=steps
+    )
+    assert got is not None
+    assert (got.read, got.referenced) == (0, 80)
+    assert_restores(store, family, "a", moved.kv, SMALL)
+    found = store.find(family, "a", moved.tokens)
+    assert found is not None
+    assert found.positions.at(np.array([19, 20])).tolist() == [19, 84]
