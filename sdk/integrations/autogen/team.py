@@ -11,7 +11,8 @@ from autogen_agentchat.messages import BaseAgentEvent, BaseChatMessage, MessageF
 from autogen_agentchat.teams import BaseGroupChat
 from autogen_core import AgentRuntime, CancellationToken, Component, ComponentModel
 from pydantic import BaseModel, Field
-from tokendance_sdk.integrations.autogen.members import BroadcastContainer, BroadcastManager, Floor
+from tokendance_sdk.integrations.autogen.floor import Floor
+from tokendance_sdk.integrations.autogen.members import BroadcastContainer, BroadcastManager
 from tokendance_sdk.results import RoundResult
 from tokendance_sdk.series import RoundSeries
 

@@ -1,0 +1,56 @@
+"""AutoGen agents that speak in rounds against a real vLLM, with the plugin and without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sdk_environment import needs, play
+from tiny_models import make_tiny_model
+from vllm_server import Server, running_server
+
+pytestmark = pytest.mark.server
+SCRIPT = "autogen_team.py"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _installed() -> None:
+    needs("autogen_agentchat")
+
+
+@pytest.fixture(scope="module")
+def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The plugin on a tiny model, so that many agents fit into a test."""
+    folder: Path = tmp_path_factory.mktemp("tiny-autogen")
+    model = make_tiny_model("llama", folder / "model")
+    with running_server(model, folder / "server.log", ("--plugin", "tokendance_engine")) as running:
+        yield running
+
+
+@pytest.mark.parametrize("stream", [(), ("--stream",)], ids=["whole", "streamed"])
+def test_exact_rounds_say_what_a_plain_server_says(
+    server: Server, plain_server: Server, stream: tuple[str, ...]
+) -> None:
+    ours = play(SCRIPT, server, "--fidelity", "exact", *stream)
+    plain = play(SCRIPT, plain_server, *stream)
+    assert ours["texts"] == plain["texts"]
+    assert [r["plain"] for r in ours["rounds"]] == [False] * 3
+    assert [r["plain"] for r in plain["rounds"]] == [True] * 3
+    assert bool(ours["chunks"]) == bool(stream)
+    for who, chunks in ours["chunks"].items():
+        assert chunks == "".join(ours["texts"][who])
+
+
+def test_reuse_is_visible_in_the_report(server: Server) -> None:
+    rounds = play(SCRIPT, server)["rounds"]
+    assert [r["groups"] for r in rounds] == [[3]] * 3
+    assert all(r["reused"] > 0 for r in rounds[1:]), rounds
+
+
+def test_64_agents_and_3_rounds_lose_and_double_nothing(tiny_server: Server) -> None:
+    played = play(SCRIPT, tiny_server, "--agents", "64", "--max-tokens", "3")
+    assert [(r["answers"], r["groups"]) for r in played["rounds"]] == [(64, [64])] * 3
+    assert len({r["round_id"] for r in played["rounds"]}) == 3
+    assert {who: len(texts) for who, texts in played["texts"].items()} == {f"agent_{n}": 3 for n in range(64)}
+    assert all(r["reused"] > 0 for r in played["rounds"][1:]), played["rounds"]
