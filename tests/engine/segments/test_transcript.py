@@ -138,6 +138,25 @@ def test_regions_get_their_positions_in_order_and_skip_none_by_themselves() -> N
     assert made.frame.steps == ((8, 12),), "the third follows the second without a gap"
 
 
+def test_the_preamble_stands_right_before_the_first_region() -> None:
+    made = Transcript(np.arange(4, dtype=np.int32))
+    made.open_region(np.zeros(0, dtype=np.int32))
+    made.append(key_of((1, 2)), np.array([1, 2], dtype=np.int32))
+    made.place(20)
+    made.check()
+    assert made.frame.at(np.arange(made.rows)).tolist() == list(range(16, 22))
+
+
+def test_rows_that_were_computed_before_any_region_keep_their_positions() -> None:
+    """Their session asked for copies first: their keys are rotated for where they stood then."""
+    made = transcript_of((1, 2, 3), (4, 5, 6, 7))
+    made.open_region(np.full(2, FILLER, dtype=np.int32))
+    made.append(key_of((8,)), np.array([8], dtype=np.int32))
+    made.place(40)
+    made.check()
+    assert made.frame.at(np.arange(made.rows)).tolist() == [*range(12), 40]
+
+
 def test_a_region_never_stands_before_the_end_of_what_precedes_it() -> None:
     made = with_regions((1, 2), (3,))
     made.place(12)

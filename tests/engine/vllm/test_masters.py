@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from master_pools import PAGE, PAGES, Setup, longer, transcript
+from tokendance_engine.segments.transcript import Transcript
 
 
 def test_a_master_takes_just_the_pages_its_rows_need() -> None:
@@ -181,7 +182,7 @@ def test_a_master_is_found_by_its_id_only_while_it_is_current() -> None:
 
 def test_rows_after_skipped_positions_are_handed_out_as_runs_of_their_own() -> None:
     setup = Setup()
-    wanted = transcript(PAGE)
+    wanted = Transcript(np.arange(PAGE, dtype=np.int32))
     for name, position in ((b"x", 3 * PAGE), (b"y", 7 * PAGE)):
         wanted.open_region(np.full(-wanted.rows % PAGE, 9, dtype=np.int32))
         wanted.append(name, np.arange(20, dtype=np.int32))
@@ -190,7 +191,7 @@ def test_rows_after_skipped_positions_are_handed_out_as_runs_of_their_own() -> N
     assert master is not None
     first, second = master.next_job(PAGE + 4), master.next_job(1000)
     runs = [(run.start, len(run.tokens), run.shift) for run in (*first.runs, *second.runs)]
-    assert runs == [(0, PAGE, 0), (PAGE, 4, 2 * PAGE), (PAGE + 4, 28, 2 * PAGE), (3 * PAGE, 20, 4 * PAGE)]
+    assert runs == [(0, PAGE + 4, 2 * PAGE), (PAGE + 4, 28, 2 * PAGE), (3 * PAGE, 20, 4 * PAGE)]
     assert (first.tokens, second.tokens, master.pending) == (PAGE + 4, 48, 0)
     handed = [t for job in (first, second) for run in job.runs for t in run.tokens.tolist()]
     assert handed == wanted.tokens().tolist()

@@ -2,123 +2,27 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("vllm")
 
-import vllm._custom_ops as ops
-from tokendance_engine.adapters.vllm.cpu_pages import CpuPagedKV
-from tokendance_engine.adapters.vllm.pages import (
-    Layer,
-    PackingError,
-    PagedKV,
-    Restore,
-    learn_packing,
-    write_rows,
+from page_layers import (
+    KINDS,
+    CpuWriter,
+    Dropper,
+    HeadSwapper,
+    HeadwiseOrder,
+    RowWriter,
+    Writer,
+    job,
+    layer_of,
+    random_rows,
+    rope_table,
 )
-from tokendance_engine.kernels.rope import RopeTable
-from tokendance_engine.reuse.ports import MemberJob
-from vllm.platforms import current_platform
-
-current_platform.import_kernels()
-if not hasattr(torch.ops._C, "cpu_attn_reshape_and_cache"):
-    pytest.skip("needs vLLM's CPU build", allow_module_level=True)
-
-torch.set_num_threads(1)  # small tensors: more threads cost more than they bring
-HEADS = 3
-KINDS = [
-    ("vec", torch.float32, 32, 64),
-    ("vec", torch.float32, 128, 128),
-    ("vec", torch.bfloat16, 32, 64),
-    ("vec", torch.bfloat16, 128, 64),
-    ("vec", torch.bfloat16, 32, 128),
-    ("vec16", torch.float32, 16, 80),
-]
-Writer = Any
-
-
-class CpuWriter:
-    """vLLM's cache writer, called as its CPU attention backend calls it."""
-
-    def __init__(self, isa: str) -> None:
-        self.isa = isa
-
-    def do_kv_cache_update(
-        self, module: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor
-    ) -> None:
-        pages, heads, size, _ = cache.size()
-        planes = cache.view(pages, heads, size * 2, -1).chunk(2, dim=2)
-        ops.cpu_attn_reshape_and_cache(
-            key, value, *planes, slots, self.isa, k_scale=1.0, v_scale=1.0, kv_cache_dtype="auto"
-        )
-
-
-class RowWriter:
-    """A writer in torch: each head's key beside its value, through whatever a subclass does to them."""
-
-    def do_kv_cache_update(
-        self, module: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor
-    ) -> None:
-        size = cache.shape[2]
-        cache[slots // size, :, slots % size] = self.packed(torch.cat([key, value], dim=2))
-
-    def packed(self, both: torch.Tensor) -> torch.Tensor:
-        return both
-
-
-class HeadSwapper(RowWriter):
-    def packed(self, both: torch.Tensor) -> torch.Tensor:
-        return both.roll(1, dims=1)
-
-
-class HeadwiseOrder(RowWriter):
-    def packed(self, both: torch.Tensor) -> torch.Tensor:
-        mixed = both.clone()
-        mixed[:, 1] = both[:, 1].flip(-1)
-        return mixed
-
-
-class Dropper(RowWriter):
-    def packed(self, both: torch.Tensor) -> torch.Tensor:
-        return torch.where(torch.arange(both.shape[2]) == 5, -1, both)
-
-
-def rope_table(dim: int, neox: bool = True) -> RopeTable:
-    angles = torch.arange(2048).float()[:, None] * 1e4 ** (-torch.arange(0, dim, 2).float() / dim)
-    return RopeTable(torch.cat([angles.cos(), angles.sin()], dim=1), neox)
-
-
-def layer_of(
-    writer: Writer,
-    dtype: torch.dtype,
-    size: int,
-    dim: int,
-    rope: RopeTable | None,
-    pages: int = 16,
-    seed: int = 0,
-) -> Layer:
-    """A layer whose pages all hold random rows, written by its writer."""
-    layer = Layer(SimpleNamespace(impl=writer), torch.zeros(pages, HEADS, size, 2 * dim, dtype=dtype), rope)
-    write_rows(layer, *random_rows(layer, seed), torch.arange(pages * size))
-    return layer
-
-
-def random_rows(layer: Layer, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    pages, heads, size, width = layer.cache.shape
-    both = torch.randn(2, pages * size, heads, width // 2, generator=torch.Generator().manual_seed(seed))
-    return both[0].to(layer.cache.dtype), both[1].to(layer.cache.dtype)
-
-
-def job(restore: list[list[int]], pages: list[int], master_pages: list[int]) -> MemberJob:
-    none = np.zeros((0, 2), dtype=np.int64)
-    tables = (np.array(master_pages, dtype=np.int32), np.array(pages, dtype=np.int32))
-    spans = np.array(restore, dtype=np.int64).reshape(-1, 3)
-    return MemberJob("m", 1, *tables, 0, spans, none, np.zeros(0, dtype=np.int32))
+from tokendance_engine.adapters.vllm.cpu_pages import CpuPagedKV
+from tokendance_engine.adapters.vllm.pages import PackingError, PagedKV, Restore, learn_packing
 
 
 @pytest.mark.parametrize(("isa", "dtype", "size", "dim"), KINDS)
@@ -244,6 +148,39 @@ def test_half_precision_pages_are_left_to_the_backends_writer() -> None:
 
 def test_spans_expand_to_rows_positions_and_slots() -> None:
     made = Restore.of(job([[5, 3, 2], [20, 15, 3]], [7, 9], [1, 2]), 16)
-    assert made.rows.tolist() == [5, 6, 20, 21, 22]
-    assert made.targets.tolist() == [3, 4, 15, 16, 17]
+    assert made.rows.tolist() == made.old.tolist() == [5, 6, 20, 21, 22]
+    assert made.new.tolist() == [3, 4, 15, 16, 17]
     assert made.slots.tolist() == [7 * 16 + 3, 7 * 16 + 4, 7 * 16 + 15, 9 * 16, 9 * 16 + 1]
+
+
+def test_spans_with_positions_of_their_own_are_rotated_by_those() -> None:
+    made = Restore.of(job([[5, 3, 2, 105, 203], [20, 15, 3, 120, 315]], [7, 9], [1, 2]), 16)
+    assert made.old.tolist() == [105, 106, 120, 121, 122]
+    assert made.new.tolist() == [203, 204, 315, 316, 317]
+    assert made.slots.tolist() == [7 * 16 + 3, 7 * 16 + 4, 7 * 16 + 15, 9 * 16, 9 * 16 + 1]
+
+
+@pytest.mark.parametrize("kind", [PagedKV, CpuPagedKV])
+def test_only_the_difference_of_positions_turns_a_key(kind: type[PagedKV]) -> None:
+    """Index 50 at position 350 from row 10 at position 310: 40 positions on, as from row 10 to index 50."""
+    layers = [layer_of(CpuWriter("vec"), torch.float32, 32, 64, rope_table(64)) for _ in range(2)]
+    kept, moved = (kind([layer]) for layer in layers)
+    kept.restore([job([[10, 50, 40]], [8, 3, 5], [2, 0])])
+    moved.restore([job([[10, 50, 40, 310, 350]], [8, 3, 5], [2, 0])])
+    (k1, v1), (k2, v2) = (
+        kv.read(layer, torch.arange(16)) for kv, layer in zip((kept, moved), layers, strict=True)
+    )
+    assert torch.equal(v1, v2)
+    assert torch.allclose(k1, k2, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [PagedKV, CpuPagedKV])
+def test_rows_that_keep_their_position_keep_their_very_bytes(kind: type[PagedKV], dtype: torch.dtype) -> None:
+    layer = layer_of(CpuWriter("vec"), dtype, 32, 64, rope_table(64))
+    kv = kind([layer])
+    key, value = kv.read(layer, torch.tensor([2, 0]))
+    kv.restore([job([[10, 50, 40, 777, 777]], [8, 3, 5], [2, 0])])
+    got_key, got_value = kv.read(layer, torch.tensor([8, 3, 5]))
+    assert torch.equal(got_key[50:90], key[10:50])
+    assert torch.equal(got_value[50:90], value[10:50])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("vllm")
 
-from tokendance_engine.adapters.vllm.rekey import Chain, Point, rekey, unkey
+from tokendance_engine.adapters.vllm.rekey import Chain, Disposition, Point, rekey, unkey
+from tokendance_engine.segments.filling import Filling
+from tokendance_engine.segments.frame import Frame
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -117,12 +121,61 @@ def test_fresh_salts_differ() -> None:
 tokens_strategy = st.lists(st.integers(0, 1), max_size=24)
 
 
+def chain_of(tokens: list[int], **how: Any) -> Chain:
+    return Chain.of(np.array(tokens, dtype=np.int32), Disposition(**how))
+
+
 @given(tokens_strategy, tokens_strategy, st.lists(st.integers(0, 6), unique=True, max_size=4).map(sorted))
 def test_points_are_usable_exactly_where_the_whole_page_is_common(
     old: list[int], new: list[int], pages: list[int]
 ) -> None:
-    chain = Chain(np.array(old, dtype=np.int32), tuple(Point(p, b"salt") for p in pages))
-    usable = [point.page for point in chain.usable(np.array(new, dtype=np.int32), PAGE)]
+    chain = chain_of(old, points=tuple(Point(p, b"salt") for p in pages))
+    usable = [point.page for point in chain.usable(np.array(new, dtype=np.int32), PAGE).points]
     same = [p for p in pages if len(new) >= (p + 1) * PAGE and old[: (p + 1) * PAGE] == new[: (p + 1) * PAGE]]
     assert usable == [p for p in same if len(old) >= (p + 1) * PAGE]
     assert usable == pages[: len(usable)], "a later point was kept without an earlier one"
+
+
+def test_fillers_push_pages_back_so_points_count_them() -> None:
+    """Tokens 0 to 7 with 4 fillers before the sixth: the second page ends with the seventh of the user's tokens."""
+    filling = Filling(((5, 3),))
+    filled = [0, 1, 2, 3, 4, 9, 9, 9, 5, 6, 7]
+    chain = chain_of(filled, filling=filling, points=(Point(1, b"a"), Point(2, b"b")))
+    assert chain.tokens.tolist() == list(range(8))
+    for common, pages in ((5, []), (6, [1]), (8, [1])):
+        prompt = np.array([*range(common), 55, 55, 55, 55, 55], dtype=np.int32)
+        assert [p.page for p in chain.usable(prompt, PAGE).points] == pages
+    whole = chain.usable(np.array([*range(8), 55, 55], dtype=np.int32), PAGE)
+    assert whole.filling == filling
+
+
+STEPS = Frame(((4, 10), (9, 20)))
+
+
+@pytest.mark.parametrize(
+    ("points", "common", "steps"),
+    [
+        ((0,), 12, ((4, 10), (9, 20))),
+        ((1,), 12, ((4, 10), (9, 20))),
+        ((2,), 12, ((9, 20),)),
+        ((), 12, ()),
+        ((1,), 9, ((4, 10),)),
+        ((1,), 10, ((4, 10), (9, 20))),
+        ((1,), 7, ()),
+    ],
+)
+def test_positions_are_shifted_only_where_keys_are_salted_and_text_is_common(
+    points: tuple[int, ...], common: int, steps: tuple[tuple[int, int], ...]
+) -> None:
+    chain = chain_of(list(range(12)), frame=STEPS, points=tuple(Point(p, b"s") for p in points))
+    prompt = np.array([*range(common), 77, 77, 77, 77, 77], dtype=np.int32)
+    assert chain.usable(prompt, PAGE).frame.steps == steps
+
+
+@pytest.mark.parametrize("index", [0, 4, 8, 12])
+def test_what_lies_before_an_index_is_what_begins_there(index: int) -> None:
+    points = tuple(Point(p, b"s") for p in (0, 1, 2))
+    lies = Disposition(Filling(((3, 2), (8, 1))), STEPS, points).before(index, PAGE)
+    assert lies.filling.inserts == tuple(i for i in ((3, 2), (8, 1)) if i[0] < index)
+    assert lies.frame.steps == tuple(s for s in STEPS.steps if s[0] < index)
+    assert [p.page for p in lies.points] == [p for p in (0, 1, 2) if p * PAGE < index]

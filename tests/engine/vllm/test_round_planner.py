@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from planned_rounds import MARKER, Engine, covered, out, reasons, round_of
+from planned_rounds import MARKER, Engine, covered, out, own_tokens, reasons, round_of
 from tiny_rounds import NEUTRAL, private
 from tokendance_sdk.protocol import FallbackReason
 
@@ -19,7 +19,9 @@ def test_a_first_round_builds_one_master_that_all_members_restore_from() -> None
     assert [m.master for m in members] == [master] * 3
     assert master.users == 3
     assert [covered(m) for m in members] == [120] * 3
-    assert master.transcript.tokens().tolist() == [*NEUTRAL.tolist(), *out(0), *out(1)]
+    preamble = master.transcript.preamble.tolist()
+    assert own_tokens(master) == [*preamble, *out(0), *out(1)]
+    assert set(preamble) == set(NEUTRAL.tolist())
 
 
 def test_members_with_other_orders_share_one_copy() -> None:
@@ -29,7 +31,7 @@ def test_members_with_other_orders_share_one_copy() -> None:
     members = engine.plan([[private(m, 0, 30), *order, MARKER] for m, order in enumerate(orders)])
     assert [covered(m) for m in members] == [180] * 3
     assert members[0].master is not None
-    assert members[0].master.transcript.rows == len(NEUTRAL) + 180
+    assert members[0].master.transcript.rows == len(members[0].master.transcript.preamble) + 180
 
 
 def test_a_next_round_that_keeps_the_old_ones_extends_the_master_by_the_new_part_alone() -> None:
@@ -40,7 +42,9 @@ def test_a_next_round_that_keeps_the_old_ones_extends_the_master_by_the_new_part
     before, pages = master.transcript.tokens().tolist(), master.pages().tolist()
     members = engine.plan(round_of([out(0), out(1), out(2)]))
     assert engine.current() is master
-    assert master.transcript.tokens().tolist() == [*before, *out(2)]
+    assert master.transcript.tokens()[: len(before)].tolist() == before
+    assert own_tokens(master)[-60:] == list(out(2))
+    assert len(own_tokens(master)) == len(before) + 60
     assert master.pages().tolist()[: len(pages)] == pages
     assert [covered(m) for m in members] == [180] * 3
 
@@ -48,14 +52,14 @@ def test_a_next_round_that_keeps_the_old_ones_extends_the_master_by_the_new_part
 def test_a_window_that_dropped_the_oldest_block_starts_a_new_master() -> None:
     engine = Engine()
     engine.done(engine.plan(round_of([out(0), out(1)])))
-    old, free = engine.current(), engine.pool.get_num_free_blocks()
+    old, free = engine.current(), engine.free
     engine.plan(round_of([out(1), out(2)]))
     new = engine.current()
     assert old is not None
     assert new is not None
     assert old.retired
-    assert new.transcript.tokens().tolist() == [*NEUTRAL.tolist(), *out(1), *out(2)]
-    assert engine.pool.get_num_free_blocks() == free
+    assert own_tokens(new) == [*new.transcript.preamble.tolist(), *out(1), *out(2)]
+    assert engine.free == free
 
 
 def test_nothing_new_uses_the_master_as_it_is() -> None:
@@ -130,9 +134,9 @@ def test_a_transcript_longer_than_the_models_positions_is_refused() -> None:
 
 def test_a_pool_without_room_is_a_reason_and_nothing_is_held() -> None:
     engine = Engine(pages=11)
-    free = engine.pool.get_num_free_blocks()
+    free = engine.free
     assert reasons(engine.plan(round_of([out(0), out(1)]))) == {FallbackReason.NOT_ENOUGH_PAGES}
-    assert engine.pool.get_num_free_blocks() == free
+    assert engine.free == free
 
 
 def test_two_rounds_of_one_session_interleave_with_each_its_own_right_rows() -> None:
@@ -155,7 +159,7 @@ def test_two_rounds_of_one_session_interleave_with_each_its_own_right_rows() -> 
     engine.check(third)
     engine.done(third)
     assert engine.families.clear()
-    assert engine.pool.get_num_free_blocks() == 200
+    assert engine.free == 200
 
 
 def test_sessions_do_not_see_each_others_masters() -> None:
