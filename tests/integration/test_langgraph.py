@@ -39,7 +39,7 @@ def load(name: str) -> ModuleType:
 
 
 def model(server: Server, **options: Any) -> ChatOpenAI:
-    given = {"max_tokens": 40, **options}
+    given = {"max_tokens": 32, **options}
     key = SecretStr("none")
     return ChatOpenAI(base_url=f"{server.url}/v1", api_key=key, model=SERVED_NAME, temperature=0, **given)
 
@@ -64,12 +64,14 @@ def test_a_graph_written_with_chat_openai_gives_the_same_results_in_rounds(
     after = load(f"langgraph_{pattern}_tokendance").run(exact, config={"callbacks": [reports]})
     assert after == before
     assert len(reports.all) == len(after)
-    assert max(report["group_size"] for report in reports.all) >= 3
+    assert max(Counter(report["round_id"] for report in reports.all).values()) >= 3
     assert not any(report["reused_tokens"] or report["approximate_cached_tokens"] for report in reports.all)
 
 
-@pytest.mark.parametrize("fidelity", ["balanced", "fast"])
-@pytest.mark.parametrize("pattern", ["debate", "mapreduce", "supervisor"])
+@pytest.mark.parametrize(
+    ("pattern", "fidelity"),
+    [("debate", "balanced"), ("debate", "fast"), ("mapreduce", "fast"), ("supervisor", "fast")],
+)
 def test_reuse_is_visible_in_the_reports(server: Server, pattern: str, fidelity: str) -> None:
     reports = Reports()
     llm = model(server, extra_body={"fidelity": fidelity})
