@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 NAMES = {
     "prefill": "time to prefill one round, histories cached, against plain vLLM",
+    "capacity": "agents running at once in a fixed KV space, live pages of a round",
     "fidelity": "KL and top-1 to full prefill over recorded answers; drift over rounds",
 }
 

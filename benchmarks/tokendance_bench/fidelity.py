@@ -18,7 +18,13 @@ from tokendance_bench.inproc import Engine, Outcome, Prompt, divergence
 from tokendance_bench.options import model_of, parser, workload_of
 from tokendance_bench.results import print_rows, write_results
 
-LEVELS = ("balanced", "fast")
+SYSTEMS: dict[str, dict[str, Any]] = {
+    "balanced": {"fidelity": "balanced"},
+    "fast": {"fidelity": "fast"},
+    "balanced copy": {"fidelity": "balanced", "placement": "copy"},
+    "fast copy": {"fidelity": "fast", "placement": "copy"},
+}
+"""What is compared with full prefill; without `copy`, members share pages where they can be aligned."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,11 +33,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--round", type=int, default=4, help="the recorded round that is asked for")
     options.add_argument("--answer-tokens", type=int, default=32, help="forced answer tokens")
     options.add_argument(
-        "--drift-workload", default="ga-ville3-valentine", help="transcript context over all rounds"
+        "--systems", nargs="+", default=list(SYSTEMS), choices=SYSTEMS, help="what to compare"
     )
+    options.add_argument(
+        "--drift-workloads",
+        nargs="+",
+        default=["ga-ville3-valentine"],
+        help="transcript context over all rounds",
+    )
+    options.add_argument("--drift-agents", type=int, default=3)
     options.add_argument("--drift-rounds", type=int, default=6)
     options.add_argument("--drift-block-tokens", type=int, default=300)
-    options.add_argument("--drift-levels", nargs="+", default=["balanced"], choices=LEVELS)
+    options.add_argument("--drift-history-tokens", type=int, default=800)
     options.add_argument("--skip", choices=("single", "drift"), help="leave one half out")
     args = options.parse_args(argv)
     engine = Engine(model_of(args), kv_gib=args.kv_gib, dtype=args.dtype, max_model_len=8192)
@@ -40,12 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.skip != "single":
         workload = workload_of(args, engine, args.round + 1)
         headline |= {"workload": workload.name, "cut": workload.cut.describe() if workload.cut else "uncut"}
-        headline |= single(engine, workload, args.round, args.answer_tokens, rows)
+        headline |= single(engine, workload, args.round, args.systems, args.answer_tokens, rows)
     if args.skip != "drift":
-        args.workload, args.agents, args.block_tokens = args.drift_workload, None, args.drift_block_tokens
-        workload = workload_of(args, engine, args.drift_rounds + 1)
-        for level in args.drift_levels:
-            headline |= drift(engine, workload, level, args.answer_tokens, rows)
+        args.agents, args.block_tokens = args.drift_agents, args.drift_block_tokens
+        args.history_tokens = args.drift_history_tokens
+        for name in args.drift_workloads:
+            args.workload = name
+            workload = workload_of(args, engine, args.drift_rounds + 1)
+            headline |= drift(engine, workload, args.systems, args.answer_tokens, rows)
+            write_results(args.out, headline, rows, environment(model=model_of(args), dtype=args.dtype))
     path = write_results(args.out, headline, rows, environment(model=model_of(args), dtype=args.dtype))
     print_rows("headline", [headline])
     print(f"written to {path}")
@@ -53,9 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def single(
-    engine: Engine, workload: Workload, number: int, answer_tokens: int, rows: list[dict[str, Any]]
+    engine: Engine,
+    workload: Workload,
+    number: int,
+    systems: Sequence[str],
+    answer_tokens: int,
+    rows: list[dict[str, Any]],
 ) -> dict[str, float]:
-    """One round: every level against plain vLLM."""
+    """One round: every system against plain vLLM."""
     prompts = [engine.prompt(workload.prompt(agent, number)) for agent in workload.agents]
     answers = [engine.encode(workload.rounds[number].outputs[a.id])[:answer_tokens] for a in workload.agents]
     engine.forget()
@@ -64,36 +85,52 @@ def single(
     engine.forget()
     again = engine.round(prompts[::-1], None, answers[::-1])
     headline = {"kl_noise_floor": round(divergence(exact.logprobs, again.logprobs[::-1])[0], 6)}
-    for level in LEVELS:
+    for system in systems:
         engine.forget()
         engine.cache_histories(prompts)
-        outcome = engine.round(prompts, {"round_id": f"bench:{number}", "fidelity": level}, answers)
-        row = _row(workload.name, number, level, exact, outcome)
+        outcome = engine.round(prompts, {"round_id": f"bench:{number}", **SYSTEMS[system]}, answers)
+        row = _row(workload.name, number, system, exact, outcome)
         rows.append(row)
-        print_rows(f"round {number}, {level}", [row])
-        headline |= {f"kl_{level}": row["kl"], f"top1_{level}": row["top1"]}
+        print_rows(f"round {number}, {system}", [row])
+        key = system.replace(" ", "_")
+        headline |= {f"kl_{key}": row["kl"], f"top1_{key}": row["top1"]}
     return headline
 
 
 def drift(
-    engine: Engine, workload: Workload, level: str, answer_tokens: int, rows: list[dict[str, Any]]
+    engine: Engine,
+    workload: Workload,
+    systems: Sequence[str],
+    answer_tokens: int,
+    rows: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Contexts that keep every round, approximate history under each next round; KL per round."""
+    """Contexts that keep every round, approximate history under each next round; KL per round.
+
+    Returns:
+        Per system the mean, the worst round, and the last three rounds over the first three.
+    """
     plain = Transcript(engine, workload, answer_tokens)
     engine.forget()
     exact = [plain.play(number, None) for number in range(1, len(workload.rounds))]
-    engine.forget()
-    ours = Transcript(engine, workload, answer_tokens)
-    series = []
-    for number in range(1, len(workload.rounds)):
-        outcome = ours.play(number, {"round_id": f"drift:{number}", "fidelity": level})
-        row = _row(workload.name, number, f"{level} transcript", exact[number - 1], outcome)
-        rows.append(row)
-        series.append(row["kl"])
-        print_rows(f"drift, round {number}, {level}", [row])
-    third = max(1, len(series) // 2)
-    ratio = statistics.mean(series[-third:]) / statistics.mean(series[:third])
-    return {f"drift_{level}": round(ratio, 3), f"drift_max_kl_{level}": max(series)}
+    found: dict[str, Any] = {}
+    for system in systems:
+        engine.forget()
+        ours = Transcript(engine, workload, answer_tokens)
+        series = []
+        for number in range(1, len(workload.rounds)):
+            outcome = ours.play(number, {"round_id": f"drift:{number}", **SYSTEMS[system]})
+            row = _row(workload.name, number, f"{system}, transcript", exact[number - 1], outcome)
+            rows.append(row)
+            series.append(row["kl"])
+            print_rows(f"drift, round {number}, {system}", [row])
+        few = min(3, max(1, len(series) // 2))
+        key = f"{workload.name}_{system.replace(' ', '_')}"
+        found |= {
+            f"mean_kl_{key}": round(statistics.mean(series), 5),
+            f"max_kl_{key}": max(series),
+            f"drift_{key}": round(statistics.mean(series[-few:]) / statistics.mean(series[:few]), 3),
+        }
+    return found
 
 
 class Transcript:
@@ -136,7 +173,10 @@ def _row(workload: str, number: int, level: str, exact: Outcome, outcome: Outcom
         "agents": len(reports),
         "cached": round(statistics.mean(r["cached_tokens"] for r in reports)),
         "reused": round(statistics.mean(r["reused_tokens"] for r in reports)),
+        "shared": round(statistics.mean(r["shared_tokens"] for r in reports)),
         "computed": round(statistics.mean(r["recomputed_tokens"] + r["fresh_tokens"] for r in reports)),
+        "fillers": round(statistics.mean(r["filler_tokens"] for r in reports)),
+        "skipped": round(statistics.mean(r["skipped_positions"] for r in reports)),
         "kl": round(kl, 5),
         "top1": round(top, 4),
     }

@@ -19,6 +19,8 @@ SYSTEMS: dict[str, dict[str, Any] | None] = {
     "vllm": None,
     "tokendance balanced": {"fidelity": "balanced"},
     "tokendance fast": {"fidelity": "fast"},
+    "tokendance balanced copy": {"fidelity": "balanced", "placement": "copy"},
+    "tokendance fast copy": {"fidelity": "fast", "placement": "copy"},
 }
 
 
@@ -77,8 +79,9 @@ def measure(
         "round": number,
         "agents": len(prompts),
         "prompt_tokens": round(total),
-        "shared_tokens": round(shared),
+        "region_tokens": round(shared),
         "reused": round(statistics.mean(r["reused_tokens"] for r in reports)) if reports else 0,
+        "shared": round(statistics.mean(r["shared_tokens"] for r in reports)) if reports else 0,
         "recomputed": round(statistics.mean(r["recomputed_tokens"] for r in reports)) if reports else 0,
         "fresh": round(statistics.mean(r["fresh_tokens"] for r in reports)) if reports else 0,
         "seconds": round(outcome.seconds, 3),
@@ -86,14 +89,15 @@ def measure(
 
 
 def speedups(rows: Sequence[dict[str, Any]], agents: int) -> dict[str, float]:
-    """Median over rounds of plain seconds over TokenDance's, per level."""
+    """Median over rounds of plain seconds over TokenDance's, per level and placement."""
     seconds = {(r["system"], r["round"]): r["seconds"] for r in rows}
     numbers = sorted({r["round"] for r in rows})
     return {
-        f"speedup_vs_vllm_{level}_n{agents}": round(
-            statistics.median(seconds["vllm", n] / seconds[f"tokendance {level}", n] for n in numbers), 2
+        f"speedup_vs_vllm_{system.removeprefix('tokendance ').replace(' ', '_')}_n{agents}": round(
+            statistics.median(seconds["vllm", n] / seconds[system, n] for n in numbers), 2
         )
-        for level in ("balanced", "fast")
+        for system in SYSTEMS
+        if system != "vllm"
     }
 
 

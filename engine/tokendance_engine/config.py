@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any
 
-from tokendance_sdk.protocol import BODY_KEY, FIDELITIES, Fidelity, Limits
+from tokendance_sdk.protocol import BODY_KEY, FIDELITIES, PLACEMENTS, Fidelity, Limits, Placement
 
 from tokendance_engine.errors import ConfigError
 
@@ -53,6 +53,15 @@ class EngineConfig:
     master_share: float = _setting(0.5, "Largest share of vLLM's KV pages that masters may hold.", 0, 1)
     default_fidelity: Fidelity = _setting(  # noqa: RUF009 (makes a field)
         "balanced", "Fidelity of requests that name none.", choices=FIDELITIES
+    )
+    placement: Placement = _setting(  # noqa: RUF009 (makes a field)
+        "auto",
+        "How members get the round's KV when they name no placement: 'auto' and 'shared' let them point to the "
+        "master's pages where they can be aligned ('shared' however many positions they skip), 'copy' never.",
+        choices=PLACEMENTS,
+    )
+    max_skipped_positions: int = _setting(
+        512, "Most positions a member may skip before a shared region with placement 'auto'."
     )
     default_backend: str = _setting("master", "PIC backend of requests that name none.")
     page_writer: str = _setting(

@@ -52,7 +52,7 @@ def tag(sampling_params: Any, **fields: Any) -> Any:
     Args:
         sampling_params: the params to start from.
         fields: fields of `tokendance_sdk.protocol.RoundTag`: `round_id`, and optionally `agent_id`,
-            `round_size`, `session_id`, `fidelity`, `backend`, `options`, `segments` (token-id prompts).
+            `round_size`, `session_id`, `fidelity`, `placement`, `backend`, `options`, `segments` (token-id prompts).
 
     Raises:
         RequestRejectedError: a wrong field; names it, the value and what is allowed.

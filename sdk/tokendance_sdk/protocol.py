@@ -45,6 +45,8 @@ MAX_ROUND_SIZE = 4096
 Fidelity = Literal["exact", "balanced", "fast"]
 FIDELITIES: tuple[Fidelity, ...] = ("exact", "balanced", "fast")
 DEFAULT_FIDELITY: Fidelity = "balanced"
+Placement = Literal["auto", "shared", "copy"]
+PLACEMENTS: tuple[Placement, ...] = ("auto", "shared", "copy")
 
 
 class FallbackReason(StrEnum):
@@ -84,6 +86,32 @@ _REASONS = {
 }
 
 
+class PlacementReason(StrEnum):
+    """Why a member that reused something did not share all of it in place (closed list; `null` when it did)."""
+
+    COPY_REQUESTED = "copy_requested"
+    REFERENCE_BACKEND = "reference_backend"
+    UNSUPPORTED_RUNNER = "unsupported_runner"
+    LONGER_HISTORY = "longer_history"
+    SHORTER_HISTORY = "shorter_history"
+    NOT_ENOUGH_POSITIONS = "not_enough_positions"
+
+    def describe(self) -> str:
+        """One sentence for people: what happened and what changes it."""
+        return _PLACEMENT_REASONS[self]
+
+
+_PLACEMENT_REASONS = {
+    PlacementReason.COPY_REQUESTED: "placement 'copy' was asked for",
+    PlacementReason.REFERENCE_BACKEND: "the backend recomputes everything, as a reference, so nothing is shared",
+    PlacementReason.UNSUPPORTED_RUNNER: "vLLM's model runner gives no access to positions",
+    PlacementReason.LONGER_HISTORY: "this member's history ends beyond the position of the shared region",
+    PlacementReason.SHORTER_HISTORY: "this member would skip more positions than max_skipped_positions (or has the "
+    "shared blocks in another order)",
+    PlacementReason.NOT_ENOUGH_POSITIONS: "the model has no positions left for what this member would skip",
+}
+
+
 class RoundTag(BaseModel):
     """Who a request belongs to: one member of one round.
 
@@ -107,6 +135,10 @@ class RoundTag(BaseModel):
     fidelity: Fidelity = Field(
         default=DEFAULT_FIDELITY,
         description="`exact`: computed as vLLM does; `balanced`: recomputes where it pays; `fast`: reuses all it can.",
+    )
+    placement: Placement | None = Field(
+        default=None,
+        description="`auto`, `shared` or `copy`: may this member point to the round's pages; default: the server's.",
     )
     backend: str | None = Field(default=None, description="PIC backend for this request (experiments).")
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the backend.")
@@ -134,14 +166,25 @@ class MemberReport(BaseModel):
     agent_id: str = Field(description="As in the tag, or the request's own id.")
     group_size: int = Field(default=1, description="Members planned together.")
     role: Literal["member", "solo"] = Field(default="solo", description="`member` of a group, or alone.")
-    prompt_tokens: int = Field(
-        default=0, description="Cached + reused + recomputed + fresh; separators do not count."
+    prompt_tokens: int = Field(default=0, description="The prompt as sent; separators do not count.")
+    filler_tokens: int = Field(
+        default=0,
+        description="Newlines put before shared regions to fill pages; prompt + filler = cached + reused + "
+        "recomputed + fresh.",
+    )
+    skipped_positions: int = Field(
+        default=0,
+        description="Positions left out before shared regions, so that they stand where others' stand.",
     )
     cached_tokens: int = Field(default=0, description="Found in vLLM's prefix cache.")
     approximate_cached_tokens: int = Field(
         default=0, description="Of these, computed approximately in an earlier round."
     )
     reused_tokens: int = Field(default=0, description="Restored from the master and not recomputed.")
+    shared_tokens: int = Field(
+        default=0,
+        description="Of the reused ones, those in pages of the master itself: not copied, not stored again.",
+    )
     recomputed_tokens: int = Field(
         default=0, description="Restored from the master, then recomputed (selection)."
     )
@@ -158,6 +201,13 @@ class MemberReport(BaseModel):
     )
     backend: str | None = Field(default=None, description="PIC backend used; null with `exact`.")
     fidelity: Fidelity = Field(default=DEFAULT_FIDELITY, description="Asked for.")
+    placement: Literal["shared", "copy"] | None = Field(
+        default=None,
+        description="Whether some pages are the master's own, or all were copied; null without reuse.",
+    )
+    placement_reason: PlacementReason | None = Field(
+        default=None, description="Why a region was copied; null if none was."
+    )
     fallback_reason: FallbackReason | None = Field(
         default=None, description="Why nothing was reused; null if it was."
     )

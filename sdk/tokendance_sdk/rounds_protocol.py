@@ -20,6 +20,7 @@ from tokendance_sdk.protocol import (
     MAX_ROUND_SIZE,
     Fidelity,
     Limits,
+    Placement,
     RoundTag,
 )
 from tokendance_sdk.rounds_response import RoundMemberResult, RoundResponse, RoundTotals
@@ -34,7 +35,7 @@ __all__ = [
     "TextPart",
 ]
 
-_TAG_FIELDS = ("fidelity", "backend", "options")
+_TAG_FIELDS = ("fidelity", "placement", "backend", "options")
 _NOT_FOR_AGENTS = (
     "model",
     "round_id",
@@ -106,6 +107,7 @@ class RoundAgent(BaseModel):
     agent_id: str
     messages: list[dict[str, Any]] = Field(min_length=1)
     fidelity: Fidelity | None = None
+    placement: Placement | None = None
     backend: str | None = None
     options: dict[str, Any] | None = None
 
@@ -137,6 +139,7 @@ class RoundRequest(BaseModel):
     blocks: dict[str, str] = Field(default_factory=dict, description="Block id -> wire text; travels once.")
     agents: list[RoundAgent]
     fidelity: Fidelity = DEFAULT_FIDELITY
+    placement: Placement | None = None
     backend: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
     stream: bool = False
@@ -185,14 +188,20 @@ class RoundRequest(BaseModel):
         return dict(self.model_extra or {})
 
     def tag(self, agent: RoundAgent, round_size: int | None = None) -> RoundTag:
-        """The agent's round tag, its own fidelity, backend and options before the round's."""
+        """The agent's round tag; its own choices go before the round's."""
         own = {name: getattr(agent, name) for name in _TAG_FIELDS if getattr(agent, name) is not None}
         return RoundTag(
             round_id=self.round_id,
             session_id=self.session_id,
             agent_id=agent.agent_id,
             round_size=round_size,
-            **{"fidelity": self.fidelity, "backend": self.backend, "options": self.options, **own},
+            **{
+                "fidelity": self.fidelity,
+                "placement": self.placement,
+                "backend": self.backend,
+                "options": self.options,
+                **own,
+            },
         )
 
     def chat_body(self, agent: RoundAgent, *, plain: bool = False) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from tokendance_sdk.errors import PromptError, RoundStreamError
 from tokendance_sdk.gathering import MemberCall, OpenRound
 from tokendance_sdk.joined import joined_arguments, tag_fields, wire_id
 from tokendance_sdk.marking import mark_shared
+from tokendance_sdk.progress import Progress, ProgressMeter
 from tokendance_sdk.protocol import ID_PATTERN, ID_RULE
 from tokendance_sdk.requests import prepare
 from tokendance_sdk.results import AgentResult, RoundResult, past_deadline, replaced
@@ -38,6 +39,7 @@ class RoundSeries:
             raises, they get.
         retry_failed: how often members that failed on the server's side are sent again, alone.
         deadline: seconds after which stragglers are cut off.
+        progress: called as members' answers end; see `RoundProgress`.
         fields: further fields of every round (`fidelity`, `backend`, `options`), as for `rounds.create`.
 
     Example:
@@ -60,6 +62,7 @@ class RoundSeries:
         on_round: Callable[[RoundResult], None] | None = None,
         retry_failed: int = 0,
         deadline: float | None = None,
+        progress: Progress | None = None,
         **fields: Any,
     ) -> None:
         self.session_id = f"s.{uuid.uuid4().hex[:16]}" if session_id is None else session_id
@@ -72,6 +75,7 @@ class RoundSeries:
         self._patience = patience
         self._retries = retry_failed
         self._deadline = deadline
+        self._progress = progress
         self._fields = fields
         self._known: dict[str, None] = {}
         self._kinds: dict[str, ServerKind] = {}
@@ -147,7 +151,10 @@ class RoundSeries:
                 result = await self._stream(owner, members, arguments)
             else:
                 result = await owner.rounds.create(
-                    **arguments, retry_failed=self._retries, deadline=self._deadline
+                    **arguments,
+                    retry_failed=self._retries,
+                    deadline=self._deadline,
+                    progress=self._progress,
                 )
             self.remember([Block(text).id for text in result.outputs.values() if text])
             if self.on_round is not None:
@@ -164,15 +171,40 @@ class RoundSeries:
     async def _stream(
         self, owner: AsyncTokenDance, members: Mapping[str, MemberCall], arguments: dict[str, Any]
     ) -> RoundResult:
+        meter = None
+        if self._progress is not None:
+            meter = ProgressMeter(self._progress, arguments["round_id"], len(members))
+            meter.start()
+        result = await self._read(owner, members, arguments, meter)
+        again = [r.agent_id for r in result.failed if _may_retry(r) and not members[r.agent_id].started]
+        if again and self._retries:
+            chosen = [agent for agent in arguments["agents"] if agent["agent_id"] in again]
+            later = await owner.rounds.create(
+                **{**arguments, "agents": chosen}, retry_failed=self._retries - 1, deadline=self._deadline
+            )
+            result = replaced(result, later)
+        if meter is not None:
+            meter.finish(result)
+        return result
+
+    async def _read(
+        self,
+        owner: AsyncTokenDance,
+        members: Mapping[str, MemberCall],
+        arguments: dict[str, Any],
+        meter: ProgressMeter | None,
+    ) -> RoundResult:
         running = set(members)
         async with owner.rounds.stream(**arguments) as stream:
             try:
                 async with asyncio.timeout(self._deadline) as limit:
                     async for event in stream:
+                        if meter is not None:
+                            meter.feed(event)
                         if event.kind != "chunk" or event.agent_id is None:
                             continue
                         members[event.agent_id].feed(event.data)
-                        if event.data.get("usage") and not event.data.get("choices"):
+                        if event.ends_member:
                             running.discard(event.agent_id)
                             if running:  # the last one ends with the round, so that rounds do not overlap
                                 members[event.agent_id].end_stream()
@@ -185,15 +217,7 @@ class RoundSeries:
                     if member.ok:
                         members[member.agent_id].finish(member)
                 raise
-        result = stream.so_far()
-        again = [r.agent_id for r in result.failed if _may_retry(r) and not members[r.agent_id].started]
-        if again and self._retries:
-            chosen = [agent for agent in arguments["agents"] if agent["agent_id"] in again]
-            later = await owner.rounds.create(
-                **{**arguments, "agents": chosen}, retry_failed=self._retries - 1, deadline=self._deadline
-            )
-            return replaced(result, later)
-        return result
+            return stream.so_far()
 
 
 def _may_retry(result: AgentResult) -> bool:

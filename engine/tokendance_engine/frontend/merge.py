@@ -71,6 +71,7 @@ def merge_tag(processor: Any, request_id: str, prompt: Any, params: Any) -> tupl
         round_size=size if together else tag.round_size,
         together=together,
         fidelity=tag.fidelity if "fidelity" in tag.model_fields_set else config.default_fidelity,
+        placement=tag.placement,
         backend=tag.backend or config.default_backend,
         options=dict(tag.options),
         segments=boundaries or (),

@@ -12,6 +12,7 @@ from tokendance_sdk.protocol import (
     HEADER_FIELDS,
     ID_RULE,
     MAX_ROUND_SIZE,
+    PLACEMENTS,
     SEPARATOR,
     RoundTag,
 )
@@ -25,6 +26,7 @@ _RULES = {
     "session_id": ID_RULE,
     "round_size": f"a whole number from 1 to {MAX_ROUND_SIZE}",
     "fidelity": ", ".join(FIDELITIES),
+    "placement": ", ".join(PLACEMENTS),
     "backend": "a backend's name",
     "options": "an object",
     "segments": "a list of token offsets",

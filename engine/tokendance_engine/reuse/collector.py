@@ -32,8 +32,8 @@ def passes(runs: Sequence[Run], max_tokens: int, max_runs: int) -> Iterator[list
                 yield batch
                 batch, room = [], max_tokens
             take = min(room, len(run.tokens))
-            batch.append(Run(run.tokens[:take], run.start, run.pages))
-            run = Run(run.tokens[take:], run.start + take, run.pages)
+            head, run = run.split(take)
+            batch.append(head)
             room -= take
     if batch:
         yield batch
@@ -54,5 +54,5 @@ def collect(jobs: Sequence[MemberJob], pages: Pages, batch: VirtualBatch) -> Tim
     started = time.perf_counter()
     pages.restore(jobs)
     restored = time.perf_counter()
-    compute([run for job in jobs for run in job.runs()], batch)
+    compute([run for job in jobs for run in job.runs], batch)
     return Timing((restored - started) * 1e3, (time.perf_counter() - restored) * 1e3)

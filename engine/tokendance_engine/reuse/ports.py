@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tokendance_engine.reuse.plan import Runs, Spans
 from tokendance_engine.segments.key import Tokens
 
 PageTable = npt.NDArray[np.int32]
 """Page ids of a context in order, shape [n]."""
+
+Moves = npt.NDArray[np.int64]
+"""Restores (master row, prompt index, length, the row's position, the index's position), shape [n, 5]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,59 +23,58 @@ class Run:
     """Tokens to compute as one sequence of a virtual batch.
 
     Attributes:
-        tokens: ids of positions [start, start + len(tokens)).
-        start: first position.
+        tokens: ids of indices [start, start + len(tokens)).
+        start: first index: how many tokens of the context precede it.
         pages: the page table the run reads its context from and writes its K/V into.
+        shift: position of a token minus its index.
     """
 
     tokens: Tokens
     start: int
     pages: PageTable
+    shift: int = 0
 
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
 
+    def split(self, n: int) -> tuple[Run, Run]:
+        """The first n tokens, and the rest."""
+        head, tail = self.tokens[:n], self.tokens[n:]
+        return replace(self, tokens=head), replace(self, tokens=tail, start=self.start + n)
+
 
 @dataclass(frozen=True, slots=True)
 class MasterJob:
-    """Compute rows [start, start + len(tokens)) of a master into its pages."""
+    """Compute rows of a master into its pages, run by run."""
 
     master: int
-    run: Run
+    runs: list[Run]
+
+    @property
+    def tokens(self) -> int:
+        """Rows to compute."""
+        return sum(len(run.tokens) for run in self.runs)
 
 
 @dataclass(frozen=True, slots=True)
 class MemberJob:
-    """Restore and compute one member's promised tokens.
+    """Fill one member's own pages: restore rows of its master, compute the rest.
 
     Attributes:
         request_id: the member.
         master: id of the master restored from; `master_pages` is its page table.
         pages: the member's page table.
-        first_page: index of the first page this job writes (pages before it belong to the prefix cache).
-        restore: (master row, prompt position, length) per span.
-        compute: runs [start, end) of the prompt.
-        tokens: prompt ids of the computed positions, concatenated in run order.
+        moves: rows to restore, span by span.
+        runs: what to compute.
     """
 
     request_id: str
     master: int
     master_pages: PageTable
     pages: PageTable
-    first_page: int
-    restore: Spans
-    compute: Runs
-    tokens: Tokens
-
-    def runs(self) -> list[Run]:
-        """The computed positions as virtual-batch runs."""
-        lengths = self.compute[:, 1] - self.compute[:, 0]
-        offsets = np.concatenate(([0], np.cumsum(lengths)))
-        return [
-            Run(self.tokens[offsets[i] : offsets[i + 1]], int(start), self.pages)
-            for i, (start, _) in enumerate(self.compute)
-        ]
+    moves: Moves
+    runs: list[Run]
 
 
 class Pages(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tokendance_sdk.protocol import BODY_KEY, DEFAULT_FIDELITY, Fidelity
+from tokendance_sdk.protocol import BODY_KEY, DEFAULT_FIDELITY, Fidelity, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class EngineTag:
     round_size: int | None = None
     together: bool = False
     fidelity: Fidelity = DEFAULT_FIDELITY
+    placement: Placement | None = None
     backend: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     segments: tuple[int, ...] = ()

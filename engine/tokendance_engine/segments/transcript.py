@@ -7,12 +7,16 @@ were computed after; they are never restored into a member.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tokendance_engine.segments.frame import IN_PLACE, Frame
 from tokendance_engine.segments.key import Segment, SegmentKey, Tokens
+
+FILLER: SegmentKey = b""
+"""The key of fillers: no segment has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +34,22 @@ class Transcript:
 
     Attributes:
         preamble: tokens of rows [0, len(preamble)).
-        entries: segments in order, contiguous.
+        entries: segments in order, contiguous; those without a key are fillers.
+        regions: rows at which regions start: what some member has something of its own in front of.
+        frame: where the rows stand; a region may skip positions.
+        placed: regions that have got their position.
     """
 
     preamble: Tokens
     entries: list[Entry] = field(default_factory=list)
     rows: int = 0
+    regions: list[int] = field(default_factory=list)
+    frame: Frame = IN_PLACE
+    placed: int = 0
     _by_key: dict[SegmentKey, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.rows = len(self.preamble)
+        self.rows = len(self.preamble) + sum(len(e.tokens) for e in self.entries)
 
     def __contains__(self, key: SegmentKey) -> bool:
         return key in self._by_key
@@ -52,14 +62,33 @@ class Transcript:
         self.rows += len(tokens)
         return entry
 
-    def extended(self, segments: Iterable[tuple[SegmentKey, Tokens]]) -> Transcript:
-        """A new transcript: this one, then these segments."""
-        longer = Transcript(self.preamble)
-        for entry in self.entries:
-            longer.append(entry.key, entry.tokens)
-        for key, tokens in segments:
-            longer.append(key, tokens)
-        return longer
+    def open_region(self, filler: Tokens) -> None:
+        """Start a region at the next row, after fillers (int32 [n], n >= 0) that bring it to a page boundary."""
+        if len(filler):
+            self.entries.append(Entry(FILLER, self.rows, filler))
+            self.rows += len(filler)
+        self.regions.append(self.rows)
+
+    def region(self, number: int) -> tuple[int, int]:
+        """Rows [start, end) of a region."""
+        after = self.regions[number + 1] if number + 1 < len(self.regions) else self.rows
+        return self.regions[number], after
+
+    def place(self, position: int) -> None:
+        """Say where the first region without a position starts; the preamble stands right before the very first.
+
+        Raises:
+            ValueError: it would stand before the end of what precedes it.
+        """
+        row = self.regions[self.placed]
+        self.frame = self.frame.stepped(0 if row == len(self.preamble) else row, position - row)
+        self.placed += 1
+
+    def copy(self) -> Transcript:
+        """An independent transcript with the same content."""
+        same = replace(self, entries=list(self.entries), regions=list(self.regions))
+        same._by_key = {key: list(at) for key, at in self._by_key.items()}
+        return same
 
     def counts(self) -> Counter[SegmentKey]:
         """How often each segment occurs."""
@@ -92,10 +121,13 @@ class Transcript:
         row = len(self.preamble)
         for i, entry in enumerate(self.entries):
             assert entry.row == row, f"entry {i} starts at row {entry.row}, expected {row}"
-            assert i in self._by_key[entry.key]
+            assert entry.key == FILLER or i in self._by_key[entry.key]
             row += len(entry.tokens)
         assert row == self.rows
-        assert sum(map(len, self._by_key.values())) == len(self.entries)
+        assert sum(map(len, self._by_key.values())) == sum(e.key != FILLER for e in self.entries)
+        assert sorted(set(self.regions)) == self.regions
+        assert self.placed <= len(self.regions)
+        assert all(first in (0, *self.regions) for first, _ in self.frame.steps)
 
 
 def shared_order(

@@ -21,7 +21,7 @@ class Rounds(Engine):
     @property
     def pool(self) -> Any:
         """vLLM's page pool."""
-        return self.scheduler._families._pool
+        return self.scheduler.pool.vllm
 
     @property
     def worker(self) -> Any:

@@ -88,12 +88,13 @@ class TokenDanceConnector(KVConnectorBase_V1):
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        return self._scheduler.promise(request, num_computed_tokens), False
+        return (None if self._scheduler.hold(request, num_computed_tokens) else 0), False
 
+    @_guarded
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        self._scheduler.bind_plan(request, blocks.get_block_ids()[0], num_external_tokens)
+        self._scheduler.seat(request)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         return self._scheduler.build_meta(scheduler_output)
@@ -101,9 +102,7 @@ class TokenDanceConnector(KVConnectorBase_V1):
     @_guarded
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         report = connector_output.kv_connector_worker_meta
-        self._scheduler.hear(
-            report if isinstance(report, WorkerReport) else None, connector_output.invalid_block_ids
-        )
+        self._scheduler.hear(report if isinstance(report, WorkerReport) else None)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return False, self._finish(request)
@@ -122,14 +121,12 @@ class TokenDanceConnector(KVConnectorBase_V1):
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
-        # Here and not in `start_load_kv`, which follows the forward pass in steps without a load.
+        # Here and not in `start_load_kv`, which vLLM calls after the forward pass of a step that loads nothing.
         if isinstance(connector_metadata, StepMeta):
-            self._worker.run_masters(connector_metadata)
+            self._worker.run(connector_metadata)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        meta = self._get_connector_metadata()
-        if isinstance(meta, StepMeta):
-            self._worker.run_members(meta)
+        return
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         return
@@ -141,9 +138,6 @@ class TokenDanceConnector(KVConnectorBase_V1):
 
     def wait_for_save(self) -> None:
         return
-
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        return self._worker.take_failed_pages()
 
     def build_connector_worker_meta(self) -> WorkerReport | None:
         return self._worker.take_report()

@@ -47,7 +47,7 @@ class CpuPagedKV(PagedKV):
     @torch.inference_mode()
     def restore(self, jobs: Sequence[MemberJob]) -> None:
         """As `PagedKV.restore`, all members in one pass per layer."""
-        work = [Restore.of(job, self.page_size) for job in jobs if len(job.restore)]
+        work = [Restore.of(job, self.page_size) for job in jobs if len(job.moves)]
         if not work:
             return
         by_rope = {id(x.rope): self._rows_of(work, x) for x in {id(x.rope): x for x in self.layers}.values()}
@@ -62,9 +62,8 @@ class CpuPagedKV(PagedKV):
         none = np.zeros((len(rows), 0), dtype=np.float32)
         cos = sin = none
         if layer.rope is not None:
-            targets = np.concatenate([w.targets for w in work])
-            c, s = layer.rope.difference(torch.from_numpy(rows), torch.from_numpy(targets))
-            cos, sin = c[:, 0].contiguous().numpy(), s[:, 0].contiguous().numpy()
+            angles = [w.angles(layer.rope, torch.device("cpu")) for w in work]
+            cos, sin = (torch.cat(part)[:, 0].contiguous().numpy() for part in zip(*angles, strict=True))
         return cpu.Rows(
             source, rows % self.page_size, slots // self.page_size, slots % self.page_size, cos, sin
         )
@@ -90,10 +89,8 @@ class CpuPagedKV(PagedKV):
             0,
             np.array([1], dtype=np.int32),
             np.array([2, 3], dtype=np.int32),
-            0,
-            np.array([[0, 3, size]]),
-            np.zeros((0, 2), dtype=np.int64),
-            np.zeros(0, dtype=np.int32),
+            np.array([[0, 3, size, 0, 3]]),
+            [],
         )
         array = cpu.as_array(ours.cache)
         if array is None:

@@ -48,10 +48,11 @@ class Master:
 
     def next_job(self, limit: int) -> MasterJob:
         """Hand out the next rows to compute, at most `limit`."""
-        tokens = self.transcript.tokens(self.sent)[:limit]
-        job = MasterJob(self.id, Run(tokens, self.sent, self.pages()))
-        self.sent += len(tokens)
-        return job
+        start, end = self.sent, min(self.sent + limit, self.transcript.rows)
+        tokens, pages = self.transcript.tokens(), self.pages()
+        pieces = self.transcript.frame.pieces(start, end)
+        self.sent = end
+        return MasterJob(self.id, [Run(tokens[a:b], a, pages, shift) for a, b, shift in pieces])
 
 
 @dataclass(slots=True, eq=False)

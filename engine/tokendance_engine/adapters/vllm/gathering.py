@@ -1,4 +1,4 @@
-"""Holding members until their round is complete and vLLM has been asked about all of them."""
+"""Holding members until their round is complete."""
 
 from __future__ import annotations
 
@@ -41,19 +41,15 @@ class Gathering:
         if member.group is not None:
             self._gather.remove(member.key, member.group, member.request.request_id)
 
-    def complete(self, member: Member, first_time: bool) -> list[Member] | None:
+    def complete(self, member: Member) -> list[Member] | None:
         """The members of a group that goes now, each told its size; None while this member must wait."""
         group = member.group
         assert group is not None
         now = time.monotonic()
-        if first_time or not self._gather.is_closed(member.key, group, now):
+        if not self._gather.is_closed(member.key, group, now):
             self.hold(self._gather.deadline(group))
             return None
         members = [self._members[r] for r in group.members if r in self._members]
-        unasked = any(m.cached is None and m.reason is None for m in members)
-        if unasked and now < member.arrived + self._gather.cap:
-            self.hold(now + _POLL_SLEEP)  # vLLM has not yet said what all of their caches hold
-            return None
         size = len({m.tag.parent for m in members})
         for m in members:
             m.group_size, m.gathered_ms, m.group = size, (now - m.arrived) * 1e3, None

@@ -32,10 +32,13 @@ class Intake:
     Attributes:
         unsupported: why nothing is reused in this engine, or None; the worker's half of the gate may set it later.
         neutral: token ids of the neutral preamble.
+        filler: token id of a newline.
     """
 
     def __init__(self, config: VllmConfig, settings: EngineConfig, kv_cache_config: KVCacheConfig) -> None:
         self._settings = settings
+        self._max_tokens = int(config.model_config.max_model_len)
+        self.filler = 0
         self.unsupported = _gate(config, kv_cache_config)
         self.neutral: Tokens = np.zeros(0, dtype=np.int32)
         tokenizer = cached_tokenizer_from_config(config.model_config)
@@ -44,6 +47,7 @@ class Intake:
         else:
             ids = tokenizer.encode(NEUTRAL, add_special_tokens=False)
             self.neutral = np.array(ids, dtype=np.int32)
+            self.filler = int(tokenizer.encode("\n", add_special_tokens=False)[-1])
 
     def member(self, request: Request, now: float) -> Member | None:
         """The member a request is, with a `reason` if it takes vLLM's own path; None for an untagged request."""
@@ -61,7 +65,20 @@ class Intake:
             logger.exception("TokenDance: request %s is served plainly", request.request_id)
             reason = reason or FallbackReason.UNSUPPORTED_REQUEST
         family = (request.cache_salt or "", tag.session_id)
-        return Member(request, tag, family, prompt, segments, backend, now, reason=reason)
+        answer = int(request.max_tokens)
+        return Member(
+            request,
+            tag,
+            family,
+            prompt,
+            segments,
+            backend,
+            now,
+            filler=self.filler,
+            answer=answer,
+            open_ended=answer >= self._max_tokens - len(prompt),
+            reason=reason,
+        )
 
     def _reason(self, request: Request, tag: EngineTag) -> FallbackReason | None:
         if self.unsupported is not None:

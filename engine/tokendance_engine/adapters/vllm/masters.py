@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tokendance_engine.adapters.vllm.family import Family, FamilyKey, Master
+from tokendance_engine.adapters.vllm.page_pool import PagePool
 from tokendance_engine.segments.transcript import Transcript
 
 if TYPE_CHECKING:
-    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
 
@@ -28,20 +28,21 @@ class Families:
         self._page_size = page_size
         self._share = share
         self._limit = limit
-        self._pool: BlockPool | None = None
+        self._pool: PagePool | None = None
         self._families: OrderedDict[FamilyKey, Family] = OrderedDict()
         self._ids = itertools.count(1)
         self._held = 0
+        self._all: list[Master] = []
         self.changed = True
 
-    def bind(self, pool: BlockPool) -> None:
+    def bind(self, pool: PagePool) -> None:
         """Use vLLM's page pool."""
         self._pool = pool
 
     @property
     def pages(self) -> int:
         """All pages of the pool."""
-        return int(self._need_pool().num_gpu_blocks)
+        return self._need_pool().size
 
     def get(self, key: FamilyKey) -> Family | None:
         """A family, now the most recently used."""
@@ -80,6 +81,7 @@ class Families:
         if master is None:
             self.retire(family)
             master = family.master = Master(next(self._ids), transcript)
+            self._all.append(master)
         master.transcript = transcript
         master.blocks.extend(blocks)
         self.changed = True
@@ -108,11 +110,11 @@ class Families:
     def give_way(self, pages: int) -> None:
         """Free idle masters, least recently used first, until the pool has this many free pages."""
         pool = self._need_pool()
-        if pool.get_num_free_blocks() >= pages:
+        if pool.free >= pages:
             return
         for family in self._idle():
             self.retire(family)
-            if pool.get_num_free_blocks() >= pages:
+            if pool.free >= pages:
                 return
 
     def make_room(self, pages: int, keys: Sequence[BlockHash]) -> None:
@@ -120,18 +122,13 @@ class Families:
 
         Cached pages that nobody uses count as free until the request takes them, so only those in use are deducted.
         """
-        if self._need_pool().get_num_free_blocks() < pages:
-            self.give_way(pages - sum(block.ref_cnt > 0 for block in self.cached(keys)))
-
-    def cached(self, keys: Sequence[BlockHash]) -> list[KVCacheBlock]:
-        """The pages vLLM's prefix cache has under these keys."""
         pool = self._need_pool()
-        found = (pool.get_cached_block(key, [0]) for key in keys)
-        return [blocks[0] for blocks in found if blocks]
+        if pool.free < pages:
+            self.give_way(pages - sum(block.ref_cnt > 0 for block in pool.lookup(keys)))
 
-    def forget_pages(self, page_ids: set[int]) -> None:
-        """Take pages that hold garbage out of vLLM's prefix cache; whoever holds them keeps them."""
-        self._need_pool().evict_blocks(page_ids)
+    def masters(self) -> list[Master]:
+        """All masters that hold pages, retired ones in use included."""
+        return [m for m in self._all if m.blocks]
 
     def find(self, master_id: int) -> Family | None:
         """The family whose current master has this id."""
@@ -151,7 +148,7 @@ class Families:
                 "session_id": session,
                 "salted": bool(salt),
                 "agents": len(f.chains),
-                "segments": len(f.master.transcript.entries) if f.master else 0,
+                "segments": f.master.transcript.counts().total() if f.master else 0,
                 "rows": f.master.transcript.rows if f.master else 0,
                 "pages": len(f.master.blocks) if f.master else 0,
             }
@@ -161,7 +158,8 @@ class Families:
     def check(self) -> None:
         """Raise AssertionError unless page counts and references agree."""
         live = [f.master for f in self._families.values() if f.master]
-        assert sum(len(m.blocks) for m in live) <= self._held
+        assert sum(len(m.blocks) for m in self._all) == self._held
+        assert all(m in self._all for m in live)
         for master in live:
             assert not master.retired
             assert master.users >= 0
@@ -174,22 +172,22 @@ class Families:
         if need <= 0:
             return []
         pool = self._need_pool()
-        allowed = int(self._share * pool.num_gpu_blocks)
+        allowed = int(self._share * pool.size)
         idle = [f for f in self._idle() if f is not keep]
         spare = sum(len(f.master.blocks) for f in idle if f.master)
-        if self._held - spare + need > allowed or pool.get_num_free_blocks() + spare < need:
+        if self._held - spare + need > allowed or pool.free + spare < need:
             return None
         for other in idle:
-            if self._held + need <= allowed and pool.get_num_free_blocks() >= need:
+            if self._held + need <= allowed and pool.free >= need:
                 break
             self.retire(other)
         self._held += need
-        blocks: list[KVCacheBlock] = pool.get_new_blocks(need)
-        return blocks
+        return pool.take(need)
 
     def _free(self, master: Master) -> None:
         self._held -= len(master.blocks)
-        self._need_pool().free_blocks(master.blocks)
+        self._need_pool().let_go(master.blocks)
+        self._all.remove(master)
         master.blocks = []
 
     def _idle(self) -> Iterator[Family]:
@@ -198,6 +196,6 @@ class Families:
     def _in_use(self, family: Family) -> bool:
         return family.master is not None and family.master.users > 0
 
-    def _need_pool(self) -> BlockPool:
+    def _need_pool(self) -> PagePool:
         assert self._pool is not None, "vLLM has not bound its block pool"
         return self._pool

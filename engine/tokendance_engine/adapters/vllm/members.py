@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tokendance_sdk.protocol import FallbackReason, MemberReport
+from tokendance_sdk.protocol import FallbackReason, MemberReport, PlacementReason
 
 from tokendance_engine.adapters.vllm.family import FamilyKey, Master
-from tokendance_engine.adapters.vllm.rekey import Chain, Point, rekey, unkey
+from tokendance_engine.adapters.vllm.preparation import Preparation
+from tokendance_engine.adapters.vllm.rekey import Chain, Disposition, Point, lay_out, rekey, unkey
 from tokendance_engine.reuse.backends import Backend
 from tokendance_engine.reuse.plan import Plan
-from tokendance_engine.reuse.ports import MemberJob, PageTable
 from tokendance_engine.reuse.selection import Reused
 from tokendance_engine.rounds.gather import Group
 from tokendance_engine.rounds.tag import EngineTag
+from tokendance_engine.segments.filling import moved
 from tokendance_engine.segments.key import Segment, Tokens
 
 if TYPE_CHECKING:
@@ -26,110 +27,123 @@ if TYPE_CHECKING:
 class Member:
     """One tagged request from arrival to end.
 
+    It gathers with its group, is planned, prepared (its pages are filled while vLLM still holds it back) and ready;
+    then vLLM finds all those pages in its prefix cache and seats it.
+
     Attributes:
-        prompt, segments: its tokens and their segments.
+        user_prompt, user_segments: its tokens and their segments as the user gave them.
+        prompt, segments: the same with fillers; all indices below are into these.
         backend: None for members that reuse nothing (`exact`, unsupported).
+        filler: token id of fillers.
+        answer: most tokens it may generate; with `open_ended` that is all the context has room for.
         group: the group it gathers in; None once planned or settled.
-        cached: what vLLM's prefix cache held when last asked; None before the first time, fixed once seated.
-        points: salts of its key chain (from earlier rounds, then its own).
+        cached: what vLLM's prefix cache held when last asked; None before the first time, fixed once planned.
+        lies: its fillers, positions and key salts (from earlier rounds, then its own).
+        own_point: the last of the salts, if it is this round's.
         found: segments the master holds, after the group was planned.
-        master: pinned until the member's load is bound.
-        plan: the promise in force.
-        seated: vLLM gave it pages, perhaps without a promise; after a preemption its own pages are in the cache.
-        admitted: its load was handed to the worker.
+        master: pinned until the member's work is bound.
+        plan: what is, or was, prepared.
+        preparation: its pages until vLLM seats it.
+        ready: its pages are filled and keyed.
+        relaid: its tokens or keys changed since vLLM last looked it up.
+        seated: vLLM gave it its page table; after a preemption its own pages are in the cache.
         reason: why it takes vLLM's own path; final.
+        placement_reason: why not all of its regions share the master's pages.
     """
 
     request: Request
     tag: EngineTag
     family: FamilyKey
-    prompt: Tokens
-    segments: list[Segment]
+    user_prompt: Tokens
+    user_segments: list[Segment]
     backend: Backend | None
     arrived: float
+    filler: int = 0
+    answer: int = 1
+    open_ended: bool = False
+    prompt: Tokens = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    segments: list[Segment] = field(default_factory=list)
     group: Group | None = None
     cached: int | None = None
-    points: list[Point] = field(default_factory=list)
+    lies: Disposition = field(default_factory=Disposition)
     own_point: Point | None = None
     found: list[Reused] | None = None
     master: Master | None = None
     plan: Plan | None = None
+    preparation: Preparation | None = None
+    ready: bool = False
+    relaid: bool = False
     seated: bool = False
-    admitted: bool = False
     gathered_ms: float = 0.0
     group_size: int = 1
     times: tuple[float, float] | None = None
     reason: FallbackReason | None = None
+    placement_reason: PlacementReason | None = None
+
+    def __post_init__(self) -> None:
+        self.prompt, self.segments = self.user_prompt, self.user_segments
 
     @property
     def key(self) -> tuple[FamilyKey, str]:
         """What its round is gathered by."""
         return self.family, self.tag.round_id
 
-    def follow(self, chain: Chain, page_size: int) -> None:
-        """Key the prompt as this agent's earlier, approximate pages were keyed, so that it finds them again."""
-        for point in chain.usable(self.prompt, page_size):
-            rekey(self.request, point)
-            self.points.append(point)
+    def lie(self, disposition: Disposition) -> None:
+        """Lay the prompt out with other fillers, positions or salts; only before vLLM has seated it."""
+        if disposition == self.lies:
+            return
+        self.lies, self.own_point, self.relaid = disposition, None, True
+        if self.open_ended:
+            self.request.max_tokens = self.answer - disposition.filling.count - disposition.frame.shift
+        self.prompt = lay_out(self.request, self.user_prompt, disposition, self.filler)
+        self.segments = moved(self.user_segments, disposition.filling)
 
     def key_apart(self, page: int | None) -> None:
         """Salt the request's keys from the page of its first approximate token on; None: it has none of its own."""
         if self.own_point is not None:
-            if self.own_point.page == page:
-                return
-            self.points.remove(self.own_point)
-            unkey(self.request, self.points)
-            self.own_point = None
+            self.lies = replace(self.lies, points=self.lies.points[:-1])
+            unkey(self.request, self.lies.points)
+            self.own_point, self.relaid = None, True
         if page is not None:
+            self.relaid = True
             self.own_point = Point.fresh(page)
             rekey(self.request, self.own_point)
-            self.points.append(self.own_point)
+            self.lies = replace(self.lies, points=(*self.lies.points, self.own_point))
 
     def chain(self) -> Chain:
-        """How the pages of this context are keyed, for the agent's next round."""
-        points = [p for p in self.points if p is not self.own_point or self.admitted]
-        return Chain(np.array(self.request.all_token_ids, dtype=np.int32), tuple(points))
-
-    def job(self, pages: PageTable, page_size: int) -> MemberJob:
-        """The plan as work for the worker, on these pages."""
-        plan, master = self.plan, self.master
-        assert plan is not None
-        assert master is not None
-        spans = [self.prompt[a:b] for a, b in plan.compute]
-        return MemberJob(
-            self.request.request_id,
-            master.id,
-            master.pages(),
-            pages,
-            plan.cached // page_size,
-            plan.restore,
-            plan.compute,
-            np.concatenate(spans) if spans else self.prompt[:0],
-        )
+        """How the pages of this context lie, for the agent's next round."""
+        return Chain.of(np.array(self.request.all_token_ids, dtype=np.int32), self.lies)
 
     def report(self, page_size: int) -> MemberReport:
-        """What was reused, and what not (`cached` counts whole pages; the last prompt token is always computed)."""
-        plan = self.plan if self.admitted and self.reason is None else None
+        """What was reused, and what not (`cached` counts whole pages)."""
+        plan = self.plan if self.ready and self.reason is None else None
         cached = self.cached or 0
-        first = (
-            self.points[0].page * page_size if self.points and self.points[0] is not self.own_point else None
-        )
+        earlier = [p for p in self.lies.points if p is not self.own_point]
+        approximate = max(0, cached - earlier[0].page * page_size) if earlier else 0
+        reused, selected = (plan.reused, plan.selected) if plan else (0, 0)
+        shared = len(plan.shared) * page_size if plan else 0
+        to_user = self.lies.filling.to_user
         return MemberReport(
             round_id=self.tag.round_id,
             agent_id=self.tag.agent_id,
             group_size=self.group_size,
             role="member" if self.group_size > 1 else "solo",
-            prompt_tokens=len(self.prompt),
+            prompt_tokens=len(self.user_prompt),
+            filler_tokens=self.lies.filling.count,
+            skipped_positions=self.lies.frame.shift,
             cached_tokens=cached,
-            approximate_cached_tokens=max(0, cached - first) if first is not None else 0,
-            reused_tokens=plan.reused if plan else 0,
-            recomputed_tokens=plan.selected if plan else 0,
-            fresh_tokens=plan.fresh + 1 if plan else len(self.prompt) - cached,
-            matched=[(s.start, s.end) for s in self.found or []] if plan else [],
+            approximate_cached_tokens=approximate,
+            reused_tokens=reused,
+            shared_tokens=shared,
+            recomputed_tokens=selected,
+            fresh_tokens=len(self.prompt) - cached - reused - selected,
+            matched=[(to_user(s.start), to_user(s.end)) for s in self.found or []] if plan else [],
             gather_ms=round(self.gathered_ms, 3),
             restore_ms=round(self.times[0], 3) if self.times else None,
             compute_ms=round(self.times[1], 3) if self.times else None,
             backend=self.backend.name if self.backend else None,
             fidelity=self.tag.fidelity,
+            placement=None if plan is None else "shared" if shared else "copy",
+            placement_reason=self.placement_reason if plan else None,
             fallback_reason=self.reason,
         )

@@ -10,24 +10,37 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 from tokendance_engine.reuse.ports import MasterJob, MemberJob
 
 
+@dataclass(frozen=True, slots=True)
+class Shifts:
+    """Positions of a forward pass that differ from the tokens' indices.
+
+    Attributes:
+        scheduled: request id -> tokens in the pass, of all requests.
+        pieces: request id -> (tokens, shift) in order, of the requests that are shifted.
+    """
+
+    scheduled: dict[str, int]
+    pieces: dict[str, list[tuple[int, int]]]
+
+
 @dataclass
 class StepMeta(KVConnectorMetadata):
     """Scheduler to worker: the step's work, masters first.
 
     Attributes:
         masters, members: jobs, in execution order.
-        lost: pages promised to vLLM that nobody will fill; reported as load errors.
+        shifts: where tokens of the step's forward pass do not stand at their index.
         families: live families for the status route, when they changed.
     """
 
     masters: list[MasterJob] = field(default_factory=list)
     members: list[MemberJob] = field(default_factory=list)
-    lost: list[int] = field(default_factory=list)
+    shifts: Shifts | None = None
     families: list[dict[str, Any]] | None = None
 
     def is_empty(self) -> bool:
-        """Nothing to do."""
-        return not (self.masters or self.members or self.lost)
+        """No work of ours."""
+        return not (self.masters or self.members)
 
 
 @dataclass
@@ -36,32 +49,35 @@ class WorkerReport(KVConnectorWorkerMetadata):
 
     Attributes:
         gate: `(reason,)` once after start; reason None means reuse is on.
-        times: request id -> (restore, compute) milliseconds of its group.
-        failed: members whose load failed.
+        shifts: with `gate`: whether positions of the forward pass can be shifted.
+        done: request id -> (restore, compute) milliseconds of its group, of members whose pages are filled.
+        failed: members whose pages are not.
         broken_masters: masters that could not be computed.
     """
 
     gate: tuple[str | None] | None = None
-    times: dict[str, tuple[float, float]] = field(default_factory=dict)
+    shifts: bool = True
+    done: dict[str, tuple[float, float]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     broken_masters: list[int] = field(default_factory=list)
 
     def is_empty(self) -> bool:
         """Nothing to say."""
-        return self.gate is None and not (self.times or self.failed or self.broken_masters)
+        return self.gate is None and not (self.done or self.failed or self.broken_masters)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
-        """Merge the reports of two workers: any fault counts, and of each time the longest."""
+        """Merge the reports of two workers: done is what both did, any fault counts, and of each time the longest."""
         assert isinstance(other, WorkerReport)
         reasons = [r.gate[0] for r in (self, other) if r.gate and r.gate[0]]
         gate = (reasons[0],) if reasons else self.gate or other.gate
-        times = {**self.times, **other.times}
-        for key in self.times.keys() & other.times.keys():
-            (restore, compute), (restore_too, compute_too) = self.times[key], other.times[key]
-            times[key] = (max(restore, restore_too), max(compute, compute_too))
+        done = {}
+        for key in self.done.keys() & other.done.keys():
+            (restore, compute), (restore_too, compute_too) = self.done[key], other.done[key]
+            done[key] = (max(restore, restore_too), max(compute, compute_too))
         return WorkerReport(
             gate,
-            times,
-            sorted({*self.failed, *other.failed}),
+            self.shifts and other.shifts,
+            done,
+            sorted({*self.failed, *other.failed, *(self.done.keys() ^ other.done.keys())}),
             sorted({*self.broken_masters, *other.broken_masters}),
         )

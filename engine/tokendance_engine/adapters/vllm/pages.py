@@ -150,7 +150,7 @@ class PagedKV:
     @torch.inference_mode()
     def restore(self, jobs: Sequence[MemberJob]) -> None:
         """Write every restore span of every job, keys rotated from master row to prompt position (layer by layer)."""
-        work = [Restore.of(job, self.page_size) for job in jobs if len(job.restore)]
+        work = [Restore.of(job, self.page_size) for job in jobs if len(job.moves)]
         if not work:
             return
         ropes = {id(layer.rope): layer.rope for layer in self.layers if layer.rope is not None}
@@ -160,7 +160,7 @@ class PagedKV:
                 torch.from_numpy(w.master_pages.astype(np.int64)).to(device),
                 torch.from_numpy(w.rows).to(device),
                 torch.from_numpy(w.slots).to(device),
-                {key: rope.difference(*w.positions(device)) for key, rope in ropes.items()},
+                {key: w.angles(rope, device) for key, rope in ropes.items()},
             )
             for w in work
         ]
@@ -178,24 +178,31 @@ class Restore:
 
     Attributes:
         master_pages: the master's page table.
-        rows: master rows, int64 [n]; a row is also the position its key was computed at.
-        targets: prompt positions, int64 [n].
+        rows: master rows, int64 [n].
+        old, new: positions the row's key was computed at and goes to, int64 [n].
         slots: page * page size + offset of each target, int64 [n].
     """
 
     master_pages: PageTable
     rows: npt.NDArray[np.int64]
-    targets: npt.NDArray[np.int64]
+    old: npt.NDArray[np.int64]
+    new: npt.NDArray[np.int64]
     slots: npt.NDArray[np.int64]
 
     @classmethod
     def of(cls, job: MemberJob, page_size: int) -> Restore:
         """Expand a job's spans."""
-        rows = np.concatenate([np.arange(row, row + n) for row, _, n in job.restore])
-        at = np.concatenate([np.arange(pos, pos + n) for _, pos, n in job.restore])
+        row, index, length, old, new = job.moves.T
+        # Row by row: where its span starts, plus how far into the span it is.
+        inside = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
+        rows, at, before, after = (np.repeat(first, length) + inside for first in (row, index, old, new))
         slots = job.pages[at // page_size].astype(np.int64) * page_size + at % page_size
-        return cls(job.master_pages, rows, at, slots)
+        return cls(job.master_pages, rows, before, after, slots)
 
-    def positions(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Old and new position of every row, int64 [n]."""
-        return torch.from_numpy(self.rows).to(device), torch.from_numpy(self.targets).to(device)
+    def angles(self, rope: RopeTable, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine of every row's rotation; rows that stay where they are keep their very bytes."""
+        cos, sin = rope.difference(
+            torch.from_numpy(self.old).to(device), torch.from_numpy(self.new).to(device)
+        )
+        stays = torch.from_numpy(self.old == self.new).to(device)[:, None, None]
+        return cos.masked_fill(stays, 1.0), sin.masked_fill(stays, 0.0)

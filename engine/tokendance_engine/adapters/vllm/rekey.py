@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from vllm.v1.core.kv_cache_utils import BlockHash
 
+from tokendance_engine.segments.filling import UNFILLED, Filling, fill, strip
+from tokendance_engine.segments.frame import IN_PLACE, Frame
 from tokendance_engine.segments.key import Tokens
 
 if TYPE_CHECKING:
@@ -34,23 +37,59 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
-    """How the pages of a member's last context are keyed.
+class Disposition:
+    """How a request's prompt lies in pages: what follows of it must all be the same for pages to be found again.
 
     Attributes:
-        tokens: the context, prompt and answer.
-        points: where the chain is salted, ascending.
+        filling: fillers in the prompt.
+        frame: where the filled tokens stand.
+        points: where the key chain is salted, ascending.
+    """
+
+    filling: Filling = UNFILLED
+    frame: Frame = IN_PLACE
+    points: tuple[Point, ...] = ()
+
+    def before(self, index: int, page_size: int) -> Disposition:
+        """What of it concerns the tokens before a filled index that is a multiple of the page size."""
+        return Disposition(
+            Filling(tuple(i for i in self.filling.inserts if i[0] < index)),
+            self.frame.before(index),
+            tuple(p for p in self.points if p.page * page_size < index),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A member's last context, as its next round needs it.
+
+    Attributes:
+        tokens: prompt and answer, without fillers.
+        disposition: how they lay in pages.
     """
 
     tokens: Tokens
-    points: tuple[Point, ...] = field(default=())
+    disposition: Disposition
 
-    def usable(self, prompt: Tokens, page_size: int) -> list[Point]:
-        """The points that lie in what a new prompt has in common with this context."""
+    @classmethod
+    def of(cls, tokens: Tokens, disposition: Disposition) -> Chain:
+        """From a context with its fillers."""
+        return cls(strip(tokens, disposition.filling), disposition)
+
+    def usable(self, prompt: Tokens, page_size: int) -> Disposition:
+        """What applies to a new prompt: only what lies in the part it has in common with this context.
+
+        Positions are shifted only where keys are salted.
+        """
         n = min(len(prompt), len(self.tokens))
         different = np.flatnonzero(prompt[:n] != self.tokens[:n])
         common = int(different[0]) if len(different) else n
-        return [p for p in self.points if (p.page + 1) * page_size <= common]
+        filling = self.disposition.filling.usable(common)
+        end = common + filling.count
+        points = tuple(p for p in self.disposition.points if (p.page + 1) * page_size <= end)
+        salted = points[0].page * page_size if points else end
+        steps = tuple(s for s in self.disposition.frame.steps if salted <= s[0] < end)
+        return Disposition(filling, Frame(steps), points)
 
 
 def rekey(request: Request, point: Point) -> None:
@@ -70,9 +109,31 @@ def rekey(request: Request, point: Point) -> None:
     request.update_block_hashes()
 
 
-def unkey(request: Request, points: list[Point]) -> None:
+def unkey(request: Request, points: Sequence[Point]) -> None:
     """Recompute a request's keys with only these points."""
     request.block_hashes.clear()
     request.update_block_hashes()
     for point in points:
         rekey(request, point)
+
+
+def lay_out(request: Request, prompt: Tokens, disposition: Disposition, filler: int) -> Tokens:
+    """Give a request that vLLM has not scheduled yet its fillers and keys.
+
+    The front end keeps the prompt as the user gave it, so usage and echo do not see fillers.
+
+    Args:
+        prompt: the user's tokens.
+        filler: token id.
+
+    Returns:
+        The prompt with its fillers.
+    """
+    filled = fill(prompt, disposition.filling, filler)
+    if len(filled) != request.num_prompt_tokens or disposition.filling.inserts:
+        tokens = filled.tolist()
+        request.prompt_token_ids = tokens
+        request._all_token_ids[: request.num_prompt_tokens] = tokens
+        request.num_prompt_tokens = len(tokens)
+    unkey(request, disposition.points)
+    return filled

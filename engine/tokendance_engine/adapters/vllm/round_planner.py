@@ -9,27 +9,35 @@ from tokendance_sdk.protocol import FallbackReason
 
 from tokendance_engine.adapters.vllm.masters import Families
 from tokendance_engine.adapters.vllm.members import Member
+from tokendance_engine.adapters.vllm.placement import Placement
 from tokendance_engine.config import EngineConfig
-from tokendance_engine.reuse.plan import make_plan
 from tokendance_engine.reuse.preamble import make_preamble
-from tokendance_engine.reuse.selection import reused
 from tokendance_engine.segments.key import Segment, SegmentKey, Tokens
 from tokendance_engine.segments.transcript import Transcript, leading, shared_order
 
 
 class RoundPlanner:
-    """Decides, once per group, which master its members restore from.
+    """Decides, once per group, which master its members reuse.
 
     Args:
         families: live masters.
         settings: fidelity and thresholds.
+        placement: lays members out.
         max_rows: the model's positions.
-        neutral: token ids of the neutral preamble sentence.
+        neutral: token ids of the neutral preamble text.
     """
 
-    def __init__(self, families: Families, settings: EngineConfig, max_rows: int, neutral: Tokens) -> None:
+    def __init__(
+        self,
+        families: Families,
+        settings: EngineConfig,
+        placement: Placement,
+        max_rows: int,
+        neutral: Tokens,
+    ) -> None:
         self._families = families
         self._settings = settings
+        self._placement = placement
         self._max_rows = max_rows
         self._neutral = neutral
 
@@ -41,19 +49,16 @@ class RoundPlanner:
         if not members:
             return
         outcome = self._outcome(members)
+        family = self._families.get(members[0].family)
         for member in members:
             member.found = []
             if isinstance(outcome, FallbackReason):
                 member.reason = outcome
-            else:
-                member.found = reused(member.segments, outcome.match(member.prompt, member.segments))
-                if not member.found:
-                    member.reason = FallbackReason.NO_SHARED_SEGMENTS
-        family = self._families.get(members[0].family)
-        if isinstance(outcome, FallbackReason) or family is None or family.master is None:
-            return
-        for member in members:
-            if member.reason is None:
+                continue
+            self._placement.lay_out(member, outcome)
+            if not member.found:
+                member.reason = FallbackReason.NO_SHARED_SEGMENTS
+            elif family is not None and family.master is not None:
                 member.master = family.master
                 family.master.users += 1
 
@@ -66,17 +71,20 @@ class RoundPlanner:
         alone = len(voices) == 1
         if not order:
             return FallbackReason.ALONE if alone else FallbackReason.NO_SHARED_SEGMENTS
-        keys: list[tuple[SegmentKey, Tokens]] = [(s.key, voices[i].prompt[s.start : s.end]) for i, s in order]
-        wanted = Counter(key for key, _ in keys)
+        parts = _regions(order, [m.segments for m in voices])
+        keys = [[(s.key, voices[i].prompt[s.start : s.end]) for i, s in part] for part in parts]
+        wanted = Counter(key for part in keys for key, _ in part)
         extends = now is not None and now.counts() <= wanted
         new = _beyond(keys, now.counts()) if now is not None else keys
-        if now is not None and (alone or not new):
+        if now is not None and (alone or not any(new)):
             return now
         if now is not None and extends:
-            transcript = now.extended(new)
+            transcript = now.copy()
+            self._placement.extend(transcript, members, new)
         else:
-            transcript = Transcript(self._preamble(voices, order)).extended(keys)
-        if transcript.rows > self._max_rows:
+            transcript = Transcript(self._preamble(voices, order))
+            self._placement.extend(transcript, members, keys)
+        if transcript.rows + transcript.frame.shift > self._max_rows:
             return FallbackReason.MASTER_TOO_LONG
         reference = any(m.backend is not None and m.backend.reference for m in members)
         have = now.rows if now is not None and extends else 0
@@ -92,30 +100,42 @@ class RoundPlanner:
         takes_part = [m for m in members if any(s.key in shared for s in m.segments[skip:-1])]
         first = [next(s.start for s in m.segments[skip:-1] if s.key in shared) for m in takes_part]
         return make_preamble(
-            [m.prompt for m in takes_part], [m.segments for m in takes_part], first, self._neutral
+            [m.prompt for m in takes_part],
+            [m.segments for m in takes_part],
+            first,
+            self._neutral,
+            self._placement.page_size if self._placement.shares(members) else 1,
         )
 
     def _gain(self, members: Sequence[Member], transcript: Transcript, have: int) -> int:
         """Tokens members would not compute, minus rows the master must."""
-        saved = 0
-        for member in members:
-            assert member.backend is not None
-            found = reused(member.segments, transcript.match(member.prompt, member.segments))
-            plan = make_plan(
-                len(member.prompt), member.cached or 0, found, member.backend, self._settings.tail_tokens
-            )
-            saved += plan.reused
+        saved = sum(self._placement.estimate(m, transcript).reused for m in members)
         return saved - (transcript.rows - have)
 
 
+def _regions(
+    order: Sequence[tuple[int, Segment]], prompts: Sequence[Sequence[Segment]]
+) -> list[list[tuple[int, Segment]]]:
+    """The shared segments, cut where a member has something of its own between two of them."""
+    parts: list[list[tuple[int, Segment]]] = []
+    for member, segment in order:
+        last = parts[-1][-1] if parts else None
+        if last is None or (last[0] == member and last[1].end != segment.start):
+            parts.append([])
+        parts[-1].append((member, segment))
+    return parts
+
+
 def _beyond(
-    keys: Sequence[tuple[SegmentKey, Tokens]], have: Counter[SegmentKey]
-) -> list[tuple[SegmentKey, Tokens]]:
+    parts: Sequence[Sequence[tuple[SegmentKey, Tokens]]], have: Counter[SegmentKey]
+) -> list[list[tuple[SegmentKey, Tokens]]]:
     """Occurrences the transcript does not hold yet: of each key, those after the first `have[key]`."""
     seen: Counter[SegmentKey] = Counter()
-    new = []
-    for key, tokens in keys:
-        seen[key] += 1
-        if seen[key] > have[key]:
-            new.append((key, tokens))
-    return new
+    new: list[list[tuple[SegmentKey, Tokens]]] = []
+    for part in parts:
+        new.append([])
+        for key, tokens in part:
+            seen[key] += 1
+            if seen[key] > have[key]:
+                new[-1].append((key, tokens))
+    return [part for part in new if part]

@@ -1,29 +1,33 @@
-"""The scheduler half of the connector: gathers rounds, plans members, promises tokens, hands work to the worker half.
+"""The scheduler half of the connector: gathers rounds, plans members, has their pages filled, lets vLLM find them.
 
-vLLM asks `promise` for every waiting request in every scheduling step, again after a failed allocation and after
-preemption, so everything here is idempotent until `bind_plan` confirms that pages were allocated.
+vLLM asks `hold` for every waiting request in every scheduling step, again after a failed allocation and after
+preemption, so everything here is idempotent.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from tokendance_sdk.protocol import BODY_KEY, FallbackReason
+from tokendance_sdk.protocol import BODY_KEY, FallbackReason, PlacementReason
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
 from tokendance_engine.adapters.vllm.gathering import Gathering
 from tokendance_engine.adapters.vllm.intake import Intake
+from tokendance_engine.adapters.vllm.integrity import check_references
 from tokendance_engine.adapters.vllm.masters import Families
 from tokendance_engine.adapters.vllm.members import Member
-from tokendance_engine.adapters.vllm.messages import StepMeta, WorkerReport
+from tokendance_engine.adapters.vllm.messages import Shifts, StepMeta, WorkerReport
+from tokendance_engine.adapters.vllm.page_pool import PagePool
+from tokendance_engine.adapters.vllm.placement import Placement
+from tokendance_engine.adapters.vllm.preparation import Preparation
+from tokendance_engine.adapters.vllm.rekey import Disposition
 from tokendance_engine.adapters.vllm.round_planner import RoundPlanner
 from tokendance_engine.adapters.vllm.step_work import StepWork
+from tokendance_engine.adapters.vllm.support import max_positions
 from tokendance_engine.adapters.vllm.unwritten import Unwritten
 from tokendance_engine.config import EngineConfig
-from tokendance_engine.reuse.plan import make_plan
 from tokendance_engine.rounds.gather import Gather
 
 if TYPE_CHECKING:
@@ -36,27 +40,44 @@ logger = init_logger("vllm.tokendance")
 
 
 class SchedulerSide:
-    """Rounds and promises of one engine."""
+    """Rounds of one engine."""
 
     def __init__(self, config: VllmConfig, settings: EngineConfig, kv_cache_config: KVCacheConfig) -> None:
         self._settings = settings
-        self._page_size = config.cache_config.block_size
-        self._max_seqs = config.scheduler_config.max_num_seqs
+        self._page_size = int(config.cache_config.block_size)
+        self._max_seqs = int(config.scheduler_config.max_num_seqs)
         self._intake = Intake(config, settings, kv_cache_config)
         self._members: dict[str, Member] = {}
+        self._shifted: dict[str, Member] = {}
         self._gather = Gather(settings.gather_ms / 1e3, settings.gather_cap_ms / 1e3)
         self._gathering = Gathering(self._gather, self._members)
         self._families = Families(self._page_size, settings.master_share)
+        self._placement = Placement(
+            settings,
+            self._page_size,
+            config.model_config.max_model_len,
+            max_positions(config.model_config),
+            self._intake.filler,
+        )
         self._planner = RoundPlanner(
-            self._families, settings, config.model_config.max_model_len, self._intake.neutral
+            self._families, settings, self._placement, config.model_config.max_model_len, self._intake.neutral
         )
         self._unwritten = Unwritten(self._page_size)
         limit = settings.max_round_tokens or config.scheduler_config.max_num_batched_tokens
-        self._work = StepWork(self._families, self._page_size, limit)
+        self._work = StepWork(self._families, limit)
+        self._manager: KVCacheManager | None = None
+        self._pool: PagePool | None = None
+
+    @property
+    def pool(self) -> PagePool:
+        """vLLM's pages."""
+        assert self._pool is not None, "vLLM has not bound its block pool"
+        return self._pool
 
     def bind(self, manager: KVCacheManager) -> None:
-        """Take vLLM's page pool; masters are allocated from it."""
-        self._families.bind(manager.block_pool)
+        """Take vLLM's page pool; masters and members' pages are allocated from it."""
+        self._manager, self._pool = manager, PagePool(manager.block_pool)
+        self._families.bind(self._pool)
 
     def on_new_request(self, request: Request) -> None:
         """Register a request; untagged ones are only watched while they run."""
@@ -68,101 +89,117 @@ class SchedulerSide:
         self._gathering.add(member)
         family, agent = self._families.get(member.family), member.tag.agent_id
         if member.reason is None and family is not None and agent in family.chains:
-            member.follow(family.chains[agent], self._page_size)
+            lies = family.chains[agent].usable(member.user_prompt, self._page_size)
+            if self._placement.fits(member, lies):
+                member.lie(lies)
+                member.relaid = False  # vLLM has not looked it up yet
 
-    def promise(self, request: Request, cached: int) -> int | None:
-        """How many tokens beyond vLLM's cache the worker will provide; None: ask again in the next step.
+    def hold(self, request: Request, cached: int) -> bool:
+        """Whether vLLM must leave a waiting request alone for now.
 
         Args:
             cached: tokens vLLM's prefix cache holds, a multiple of the page size.
         """
+        member = self._members.get(request.request_id)
         try:
-            return self._promise(request, cached)
+            held = self._hold(request, member, cached)
         except Exception:
             logger.exception(
                 "TokenDance: planning request %s failed; it is served plainly", request.request_id
             )
-            member = self._members.get(request.request_id)
+            held = False
             if member is not None:
                 self._settle(member, FallbackReason.WORKER_ERROR)
-            return 0
+        if member is not None and member.relaid:
+            member.relaid = False  # what vLLM has found is of the prompt as it lay before
+            self._gathering.hold()
+            return True
+        return held
 
-    def _promise(self, request: Request, cached: int) -> int | None:
-        if self._unwritten.promised(request, cached):
-            return None
+    def _hold(self, request: Request, member: Member | None, cached: int) -> bool:
         keys = request.block_hashes[: cached // self._page_size]
         self._families.make_room(-(-request.num_tokens // self._page_size), keys)
-        member = self._members.get(request.request_id)
-        if member is None:
-            return 0
-        first_time = member.cached is None
-        member.cached = member.cached if member.seated else cached
-        if member.reason is not None or member.admitted:
-            return 0
-        gone = False
+        if member is None or member.seated or member.ready:
+            return False
+        if member.reason is not None:
+            member.cached = cached
+            return False
+        if member.preparation is not None:
+            return True
         if member.found is None:
-            group = self._gathering.complete(member, first_time)
+            group = self._gathering.complete(member)
             if group is None:
-                return None
-            hit = self._families.cached(keys)
-            self._planner.plan([m for m in group if m.reason is None])
-            # Where the master took pages that vLLM has just found for this request, vLLM must look again.
-            gone = any(page.block_hash is None for page in hit)
-        if member.master is not None and not self._work.compute_master(member.master):
+                return True
+            members = [m for m in group if m.reason is None]
+            for each in members:
+                each.cached = self._cached(each)
+            self._planner.plan(members)
+        if member.reason is not None:
+            return False
+        assert member.master is not None
+        if not self._work.compute_master(member.master) or self._unwritten.in_progress(request, cached):
             self._gathering.hold()
-            return None
-        if gone or self._unwritten.in_progress(request, cached):
-            return None
-        return 0 if member.reason is not None else self._plan_member(member, cached)
+            return True
+        return self._prepare(member)
 
-    def _plan_member(self, member: Member, cached: int) -> int | None:
-        assert member.backend is not None
-        size = len(member.prompt)
-        plan = make_plan(size, cached, member.found or [], member.backend, self._settings.tail_tokens)
-        start = plan.approximate_from
-        page_is_open = start is not None and (start // self._page_size + 1) * self._page_size > size
-        if plan.reused + plan.selected < self._settings.min_reused_tokens or page_is_open:
-            # A page that the prompt does not fill has no key yet, so it could not be kept apart.
+    def _cached(self, member: Member) -> int:
+        """Tokens in the prefix cache, as vLLM would say: never all of the prompt."""
+        keys = member.request.block_hashes[: (len(member.prompt) - 1) // self._page_size]
+        return len(self.pool.lookup(keys)) * self._page_size
+
+    def _prepare(self, member: Member) -> bool:
+        """Plan a member and hand its pages out to be filled; True if it waits for that, or for room."""
+        assert member.master is not None
+        transcript, size = member.master.transcript, self._page_size
+        if self._cached(member) != member.cached:
+            member.cached = self._cached(member)
+            self._placement.lay_out(member, transcript)
+        plan = self._placement.plan(member, transcript)
+        if plan.reused + plan.selected < self._settings.min_reused_tokens:
             covered = sum(s.end - s.start for s in member.found or []) >= self._settings.min_reused_tokens
-            reason = FallbackReason.PREFIX_CACHED if covered and cached else FallbackReason.NO_GAIN
+            reason = FallbackReason.PREFIX_CACHED if covered and member.cached else FallbackReason.NO_GAIN
             self._settle(member, reason)
-            return 0
-        if not self._work.fits(plan):
+            return False
+        if any(first >= plan.end for first, _ in member.lies.frame.steps):
+            # Nothing of that region is reused after all, so its positions need not be skipped.
+            points = member.lies.points
+            kept = member.lies.before(plan.end, size)
+            member.lie(Disposition(kept.filling, kept.frame, points))
+            plan = self._placement.plan(member, transcript)
+        cached = self.pool.lookup(member.request.block_hashes[: plan.cached // size])
+        rest = -(-(len(member.prompt) + 1) // size) - plan.end // size
+        needed = len(plan.private_pages(size)) + sum(b.ref_cnt == 0 for b in cached)
+        if self.pool.free < needed + rest:
+            self._families.give_way(needed + rest)
+        if not self._work.fits(plan) or self.pool.free < needed + rest or not self._has_seat():
             self._gathering.hold()
-            return None
-        member.key_apart(None if start is None else start // self._page_size)
+            return True
         member.plan = plan
-        return plan.promised
+        start = plan.approximate_from
+        member.key_apart(None if start is None else start // size)
+        member.preparation = Preparation.make(self.pool, cached, plan, member.master.blocks, size)
+        self._work.hand_out(member)
+        return True
 
-    def bind_plan(self, request: Request, page_ids: list[int], external: int) -> None:
-        """Pages were allocated: turn the promise, if there is one, into this step's work.
+    def _has_seat(self) -> bool:
+        """Whether vLLM could run one more request once all prepared ones run."""
+        prepared = sum(m.preparation is not None for m in self._members.values())
+        return self._unwritten.running() + prepared < self._max_seqs
 
-        Args:
-            page_ids: the request's page table.
-            external: tokens vLLM counts on; 0 when it dropped the promise.
-        """
+    def seat(self, request: Request) -> None:
+        """VLLM gave a request its page table, which from now on holds the pages."""
         member = self._members.get(request.request_id)
         if member is None:
             return
         member.seated = True
-        if member.plan is None or member.admitted:
-            return
-        if external != member.plan.promised:
-            self._settle(member, FallbackReason.UNSUPPORTED_REQUEST)
-            return
-        first, last = member.plan.cached // self._page_size, -(-member.plan.end // self._page_size)
-        try:
-            self._work.admit(member, page_ids)
-            self._unwritten.promise(request.block_hashes[first:last])
-        except Exception:
-            # vLLM already counts on the tokens: they must come back as load errors.
-            logger.exception("TokenDance: handing over request %s failed", request.request_id)
-            self._work.meta.lost.extend(page_ids[first:])
-            self._settle(member, FallbackReason.WORKER_ERROR)
+        self._release(member)
+        if member.lies.frame.steps:
+            self._shifted[request.request_id] = member
 
     def build_meta(self, output: SchedulerOutput) -> StepMeta:
         """This step's work; called once at the end of every scheduling step."""
         meta = self._work.take()
+        meta.shifts = self._shifts(output.num_scheduled_tokens)
         try:
             self._end_step(meta, output.total_num_scheduled_tokens == 0)
         except Exception:
@@ -171,11 +208,21 @@ class SchedulerSide:
             )  # its work must reach the worker all the same
         return meta
 
+    def _shifts(self, scheduled: dict[str, int]) -> Shifts | None:
+        pieces = {}
+        for request_id in self._shifted.keys() & scheduled.keys():
+            member = self._shifted[request_id]
+            start = member.request.num_computed_tokens
+            parts = member.lies.frame.pieces(start, start + scheduled[request_id])
+            pieces[request_id] = [(end - first, shift) for first, end, shift in parts]
+        return Shifts(dict(scheduled), pieces) if pieces else None
+
     def _end_step(self, meta: StepMeta, nothing_ran: bool) -> None:
-        self._unwritten.next_step()
         self._work.unpin()
+        for request_id in self._work.unanswered():
+            self.hear(WorkerReport(failed=[request_id]))
         self._families.give_way(min(self._max_seqs, self._families.pages // 20))
-        idle = nothing_ran and meta.is_empty()
+        idle = nothing_ran and meta.is_empty() and not self._work.is_waiting()
         if idle:
             self._unblock()
         self._gathering.rest(idle)
@@ -184,45 +231,52 @@ class SchedulerSide:
             meta.families = self._families.snapshot()
 
     def _unblock(self) -> None:
-        """Nothing ran although members pin a master: they do not fit beside it, and vLLM asks them in turn."""
-        for member in self._members.values():
-            if member.master is not None:
-                self._settle(member, FallbackReason.NOT_ENOUGH_PAGES)
+        """Nothing ran although members are planned: they do not fit beside their master or each other."""
+        waiting = [m for m in self._members.values() if m.master is not None]
+        for member in waiting:
+            self._settle(member, FallbackReason.NOT_ENOUGH_PAGES)
+        if not waiting:
+            for member in self._members.values():
+                if member.ready and not member.seated:
+                    self._release(member)  # still in the cache for whoever vLLM takes first
 
-    def hear(self, report: WorkerReport | None, failed_pages: Collection[int]) -> None:
-        """Take in what the worker half said about a step.
-
-        Args:
-            failed_pages: pages whose load failed. vLLM keeps their keys, though they hold garbage until computed
-                again, which never happens if their request ends or is preempted first.
-        """
-        if failed_pages:
-            self._families.forget_pages(set(failed_pages))
+    def hear(self, report: WorkerReport | None) -> None:
+        """Take in what the worker half said about a step."""
         if report is None:
             return
-        if report.gate is not None and report.gate[0] is not None:
-            self._intake.unsupported = report.gate[0]
+        if report.gate is not None:
+            self._intake.unsupported = self._intake.unsupported or report.gate[0]
+            self._placement.unsupported = None if report.shifts else PlacementReason.UNSUPPORTED_RUNNER
         for master_id in report.broken_masters:
             family = self._families.find(master_id)
             if family is not None:
                 self._families.retire(family)
-        for request_id, member in self._members.items():
-            member.times = report.times.get(request_id, member.times)
-            waits = member.master is not None and member.master.id in report.broken_masters
-            if request_id in report.failed or waits:
+        for request_id, times in report.done.items():
+            member = self._members.get(request_id)
+            if self._work.answered(request_id) and member is not None and member.preparation is not None:
+                member.preparation.publish(self.pool, member.request.block_hashes, self._page_size)
+                member.ready, member.times = True, times
+        for request_id in report.failed:
+            member = self._members.get(request_id)
+            if self._work.answered(request_id) and member is not None:
+                self._settle(member, FallbackReason.WORKER_ERROR)
+        for member in self._members.values():
+            if member.master is not None and member.master.id in report.broken_masters:
                 self._settle(member, FallbackReason.WORKER_ERROR)
 
     def finish(self, request: Request) -> dict[str, Any] | None:
-        """A request ended (also by abort): remember how its pages are keyed, and report."""
+        """A request ended (also by abort): remember how its pages lie, and report."""
         self._unwritten.drop(request)
+        self._shifted.pop(request.request_id, None)
         member = self._members.pop(request.request_id, None)
         if member is None:
             return None
         self._gathering.remove(member)
+        self._work.answered(request.request_id)
         self._unpin(member)
-        chain = member.chain()
-        if chain.points or member.admitted:
-            self._families.get_or_make(member.family).remember(member.tag.agent_id, chain)
+        self._release(member)
+        if member.seated and (member.lies.points or member.lies.filling.inserts):
+            self._families.get_or_make(member.family).remember(member.tag.agent_id, member.chain())
             self._families.changed = True
         return {BODY_KEY: member.report(self._page_size).model_dump(mode="json")}
 
@@ -231,18 +285,29 @@ class SchedulerSide:
         return self._families.clear()
 
     def check(self) -> None:
-        """Raise AssertionError unless masters, pins and members agree."""
+        """Raise AssertionError unless masters, pins, members and vLLM's own reference counts agree."""
         self._families.check()
         pins = [*self._work.read, *(m.master for m in self._members.values() if m.master is not None)]
         assert all(pins.count(master) == master.users for master in pins)
+        prepared = [m.preparation.table for m in self._members.values() if m.preparation is not None]
+        assert self._manager is not None
+        check_references(self._manager, [*prepared, *(m.blocks for m in self._families.masters())])
 
     def _settle(self, member: Member, reason: FallbackReason) -> None:
+        """Send a member down vLLM's own path; what it has in the cache stays as it lies."""
         member.reason = reason
         member.found = member.found or []
-        if not member.admitted:
-            member.plan = None
+        if not member.seated:
+            member.plan, member.ready = None, False
             member.key_apart(None)
+            member.lie(member.lies.before(member.cached or 0, self._page_size))
+            self._release(member)
         self._unpin(member)
+
+    def _release(self, member: Member) -> None:
+        if member.preparation is not None:
+            preparation, member.preparation = member.preparation, None
+            preparation.release(self.pool)
 
     def _unpin(self, member: Member) -> None:
         if member.master is not None:

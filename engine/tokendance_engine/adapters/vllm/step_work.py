@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,24 +11,27 @@ from tokendance_engine.adapters.vllm.masters import Families
 from tokendance_engine.adapters.vllm.members import Member
 from tokendance_engine.adapters.vllm.messages import StepMeta
 from tokendance_engine.reuse.plan import Plan
+from tokendance_engine.reuse.ports import MemberJob, Run
+
+_PATIENCE = 64
+"""Steps after which work that no worker answered for counts as failed."""
 
 
+@dataclass(slots=True)
 class StepWork:
     """Masters and members of one step; emptied at its end.
 
     Args:
         families: where masters are unpinned.
-        page_size: tokens per page.
         limit: most tokens to compute in a step; its first member may exceed it.
     """
 
-    def __init__(self, families: Families, page_size: int, limit: int) -> None:
-        self._families = families
-        self._page_size = page_size
-        self.limit = limit
-        self.meta = StepMeta()
-        self._spent = 0
-        self.read: list[Master] = []
+    families: Families
+    limit: int
+    meta: StepMeta = field(default_factory=StepMeta)
+    read: list[Master] = field(default_factory=list)
+    _spent: int = 0
+    _pending: dict[str, int] = field(default_factory=dict)
 
     def compute_master(self, master: Master) -> bool:
         """Hand out what a master still lacks; False while it does not all fit into this step."""
@@ -36,25 +39,49 @@ class StepWork:
         if master.pending and room > 0:
             job = master.next_job(room)
             self.meta.masters.append(job)
-            self._spent += len(job.run.tokens)
+            self._spent += job.tokens
         return not master.pending
 
     def fits(self, plan: Plan) -> bool:
-        """Whether a member with this plan may be admitted in this step."""
+        """Whether a member with this plan may be prepared in this step."""
         return not self.meta.members or plan.computed <= self.limit - self._spent
 
-    def admit(self, member: Member, page_ids: Sequence[int]) -> None:
-        """Hand out a member's load.
+    def hand_out(self, member: Member) -> None:
+        """Hand out a member's pages to be filled.
 
         Its master stays pinned to the end of the step: a later request of the step that took its pages for another
-        master would have them written before this load reads them.
+        master would have them written before they are read.
         """
         assert member.plan is not None
         assert member.master is not None
-        self.meta.members.append(member.job(np.array(page_ids, dtype=np.int32), self._page_size))
-        self._spent += member.plan.computed
-        self.read.append(member.master)
-        member.master, member.admitted = None, True
+        assert member.preparation is not None
+        plan, master, pages = member.plan, member.master, member.preparation.pages()
+        runs = [
+            Run(member.prompt[a:b], a, pages, shift)
+            for start, end in plan.compute.tolist()
+            for a, b, shift in member.lies.frame.pieces(start, end)
+        ]
+        rows, at = plan.restore[:, 0], plan.restore[:, 1]
+        moves = np.column_stack([plan.restore, master.transcript.frame.at(rows), member.lies.frame.at(at)])
+        job = MemberJob(member.request.request_id, master.id, master.pages(), pages, moves, runs)
+        self.meta.members.append(job)
+        self._pending[job.request_id] = 0
+        self._spent += plan.computed
+        self.read.append(master)
+        member.master = None
+
+    def answered(self, request_id: str) -> bool:
+        """The worker said what came of a member; False if nobody waited for it (any more)."""
+        return self._pending.pop(request_id, None) is not None
+
+    def is_waiting(self) -> bool:
+        """Whether the worker still owes an answer."""
+        return bool(self._pending)
+
+    def unanswered(self) -> list[str]:
+        """Members whose answer is overdue; called once a step."""
+        self._pending = {name: steps + 1 for name, steps in self._pending.items()}
+        return [name for name, steps in self._pending.items() if steps > _PATIENCE]
 
     def take(self) -> StepMeta:
         """All of it, and start anew."""
@@ -64,4 +91,4 @@ class StepWork:
     def unpin(self) -> None:
         """The step is with the worker, which executes steps in order: its masters may give way to later ones."""
         while self.read:
-            self._families.release(self.read.pop())
+            self.families.release(self.read.pop())

@@ -56,6 +56,16 @@ def check_config(config: VllmConfig) -> None:
             raise UnsupportedError(f"{reason}: not supported")
 
 
+def max_positions(model: Any) -> int:
+    """Positions a model has, at least as many as vLLM serves.
+
+    Args:
+        model: vLLM's `ModelConfig`.
+    """
+    has = getattr(model.hf_text_config, "max_position_embeddings", None) or 0
+    return max(int(has), int(model.max_model_len))
+
+
 def check_groups(groups: Any) -> None:
     """One KV cache group of full attention, or nothing is reused."""
     if len(groups) != 1 or len(groups[0]) != 1:

@@ -1,13 +1,11 @@
 """Pages that vLLM has keyed but that nobody has written yet.
 
 vLLM keys a page when it schedules the tokens, so the next request of the same step can hit it. A plain request may: one
-forward pass writes every layer before it reads it. A member may not, since its tokens are computed before that pass;
-and nobody may depend on pages that a load of the same step still has to fill.
+forward pass writes every layer before it reads it. A member may not, since its tokens are computed before that pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from vllm.v1.request import RequestStatus
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Unwritten:
-    """All live requests, tagged or not, and the pages promised in this step.
+    """All live requests, tagged or not.
 
     Args:
         page_size: tokens per page.
@@ -26,7 +24,6 @@ class Unwritten:
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
         self._live: dict[str, Request] = {}
-        self._promised: set[bytes] = set()
 
     def add(self, request: Request) -> None:
         """A request arrived."""
@@ -36,19 +33,9 @@ class Unwritten:
         """A request ended; a no-op for an unknown one."""
         self._live.pop(request.request_id, None)
 
-    def promise(self, keys: Iterable[bytes]) -> None:
-        """The worker will fill the pages with these keys in this step."""
-        self._promised.update(map(bytes, keys))
-
-    def next_step(self) -> None:
-        """The step was handed to the worker; what follows comes after it."""
-        self._promised.clear()
-
-    def promised(self, request: Request, cached: int) -> bool:
-        """Whether the first `cached` tokens of a request lie in pages promised in this step."""
-        if not cached or not self._promised:
-            return False
-        return any(bytes(key) in self._promised for key in request.block_hashes[: cached // self._page_size])
+    def running(self) -> int:
+        """Requests that vLLM is running."""
+        return sum(r.status == RequestStatus.RUNNING for r in self._live.values())
 
     def in_progress(self, request: Request, cached: int) -> bool:
         """Whether the first `cached` tokens lie in pages that a running request writes in this step or later.

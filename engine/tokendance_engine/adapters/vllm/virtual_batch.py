@@ -64,7 +64,7 @@ class ModelBatch:
                 f"a pass of {total} tokens in {len(runs)} runs; allowed: {self.max_tokens} tokens, {self.max_runs} runs"
             )
         ends = np.array([r.end for r in runs], dtype=np.int32)
-        positions = np.concatenate([np.arange(r.start, r.end, dtype=np.int64) for r in runs])
+        positions = np.concatenate([np.arange(r.start, r.end, dtype=np.int64) + r.shift for r in runs])
         slots = np.concatenate([self._slots(r) for r in runs])
         width = -(-int(ends.max()) // self._page_size)
         table = np.zeros((len(runs), width), dtype=np.int32)

@@ -1,7 +1,6 @@
 """The worker half of the connector: executes masters and members handed over by the scheduler half.
 
-Nothing here may raise into vLLM: any fault turns into load errors for every page promised in the step, and vLLM
-recomputes those requests exactly.
+A fault in filling pages is reported, and vLLM computes those requests exactly.
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ from vllm.logger import init_logger
 
 from tokendance_engine.adapters.vllm.messages import StepMeta, WorkerReport
 from tokendance_engine.adapters.vllm.pages import Layer, PackingError, PagedKV
+from tokendance_engine.adapters.vllm.positions import position_buffer, shift_positions
 from tokendance_engine.adapters.vllm.support import UnsupportedError, check_config, check_groups, read_layers
 from tokendance_engine.adapters.vllm.virtual_batch import ModelBatch
 from tokendance_engine.config import EngineConfig
 from tokendance_engine.reuse.collector import collect, compute
-from tokendance_engine.reuse.ports import MemberJob
+from tokendance_engine.reuse.ports import MemberJob, Run
 
 logger = init_logger("vllm.tokendance")
 
@@ -37,7 +37,6 @@ class WorkerSide:
         self._engine: tuple[PagedKV, ModelBatch] | None = None
         self._unsupported: str | None = None
         self._report = WorkerReport()
-        self._failed_pages: set[int] = set()
         self._broken_masters: set[int] = set()
         self.families: list[dict[str, Any]] = []
 
@@ -58,6 +57,7 @@ class WorkerSide:
             if not isinstance(error, UnsupportedError):
                 logger.exception("TokenDance: support gate failed")
         self._report.gate = (self._unsupported,)
+        self._report.shifts = self._runner is not None and position_buffer(self._runner) is not None
         logger.info("TokenDance: %s", self.gate_line())
 
     def gate_line(self) -> str:
@@ -78,22 +78,31 @@ class WorkerSide:
             "families": self.families,
         }
 
-    def run_masters(self, meta: StepMeta) -> None:
-        """Compute the step's master rows; runs before any load of the step."""
+    def run(self, meta: StepMeta) -> None:
+        """The step's work, masters before members; then vLLM's own forward pass follows.
+
+        Raises:
+            RuntimeError: positions of the forward pass cannot be shifted; going on would give wrong answers.
+        """
         if meta.families is not None:
             self.families = meta.families
+        self._run_masters(meta)
+        self._run_members(meta)
+        if meta.shifts is not None:
+            shift_positions(self._runner, meta.shifts)
+
+    def _run_masters(self, meta: StepMeta) -> None:
         for job in meta.masters:
             try:
                 _, batch = self._need_engine()
-                self.compute_master(batch, job.run)
+                self.compute_master(batch, job.runs)
             except Exception:
                 logger.exception("TokenDance: computing a master failed; its round is computed exactly")
                 self._broken_masters.add(job.master)
                 self._report.broken_masters.append(job.master)
 
-    def run_members(self, meta: StepMeta) -> None:
-        """Restore and compute the step's members; a fault fails all of them (later ones may read earlier pages)."""
-        self._failed_pages.update(meta.lost)
+    def _run_members(self, meta: StepMeta) -> None:
+        """A fault fails all of them: later ones may read pages of earlier ones."""
         if not meta.members:
             return
         try:
@@ -103,24 +112,17 @@ class WorkerSide:
                 raise RuntimeError(f"masters {sorted(broken)} were not computed")
             timing = self.collect_members(kv, batch, meta.members)
             for job in meta.members:
-                self._report.times[job.request_id] = (timing.restore_ms, timing.compute_ms)
+                self._report.done[job.request_id] = (timing.restore_ms, timing.compute_ms)
         except Exception:
-            logger.exception("TokenDance: restoring a round failed; vLLM recomputes its members exactly")
-            for job in meta.members:
-                self._failed_pages.update(int(p) for p in job.pages[job.first_page :])
-                self._report.failed.append(job.request_id)
+            logger.exception("TokenDance: filling a round's pages failed; vLLM computes its members exactly")
+            self._report.failed.extend(job.request_id for job in meta.members)
 
     # The two methods that touch KV, apart so that fault tests can replace them.
-    def compute_master(self, batch: ModelBatch, run: Any) -> None:
-        compute([run], batch)
+    def compute_master(self, batch: ModelBatch, runs: list[Run]) -> None:
+        compute(runs, batch)
 
     def collect_members(self, kv: PagedKV, batch: ModelBatch, jobs: list[MemberJob]) -> Any:
         return collect(jobs, kv, batch)
-
-    def take_failed_pages(self) -> set[int]:
-        """Pages whose load failed in this step."""
-        failed, self._failed_pages = self._failed_pages, set()
-        return failed
 
     def take_report(self) -> WorkerReport | None:
         """What the scheduler half must hear about this step, if anything."""

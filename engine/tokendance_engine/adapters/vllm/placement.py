@@ -1,0 +1,149 @@
+"""Lay a round's members out: share the master's pages where positions and page phase can be made equal, or copy.
+
+Placement `shared` costs a member fillers and skipped positions (see `reuse.alignment`); placement `copy` costs pages
+and a restore. Both are decided region by region, and in the end page by page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tokendance_sdk.protocol import PlacementReason
+
+from tokendance_engine.adapters.vllm.members import Member
+from tokendance_engine.adapters.vllm.rekey import Disposition
+from tokendance_engine.config import EngineConfig
+from tokendance_engine.reuse.alignment import Aligned, Aligner
+from tokendance_engine.reuse.plan import Context, Plan, make_plan
+from tokendance_engine.reuse.selection import Reused, reused
+from tokendance_engine.segments.filling import fill, moved
+from tokendance_engine.segments.key import Segment, SegmentKey, Tokens
+from tokendance_engine.segments.transcript import Transcript
+
+Keyed = tuple[SegmentKey, Tokens]
+
+
+@dataclass(slots=True)
+class Placement:
+    """How members of this engine are laid out.
+
+    Attributes:
+        settings: thresholds.
+        page_size: tokens per page.
+        max_tokens: longest context vLLM serves, fillers included.
+        max_positions: positions the model has.
+        filler: token id of fillers.
+        unsupported: why positions cannot be shifted in this engine, or None.
+    """
+
+    settings: EngineConfig
+    page_size: int
+    max_tokens: int
+    max_positions: int
+    filler: int
+    unsupported: PlacementReason | None = None
+
+    def shares(self, members: Sequence[Member]) -> bool:
+        """Whether any of them may share pages at all."""
+        return any(self.refusal(m) is None for m in members)
+
+    def refusal(self, member: Member) -> PlacementReason | None:
+        """Why a member may not share pages, whatever its round looks like."""
+        if (member.tag.placement or self.settings.placement) == "copy":
+            return PlacementReason.COPY_REQUESTED
+        if member.backend is not None and member.backend.reference:
+            return PlacementReason.REFERENCE_BACKEND
+        return self.unsupported
+
+    def extend(
+        self, transcript: Transcript, members: Sequence[Member], parts: Sequence[Sequence[Keyed]]
+    ) -> None:
+        """Append segments to a transcript; where somebody may share, as regions with a position each."""
+        able = [m for m in members if self.refusal(m) is None]
+        for part in parts:
+            if able:
+                gap = -transcript.rows % self.page_size
+                transcript.open_region(np.full(gap, self.filler, dtype=np.int32))
+            for key, tokens in part:
+                transcript.append(key, tokens)
+        while transcript.placed < len(transcript.regions):
+            first = transcript.regions[transcript.placed]
+            wishes = [self._wish(m, transcript) for m in able]
+            least = first + transcript.frame.shift
+            transcript.place(self._aligner().position([w for w in wishes if w is not None], least))
+
+    def lay_out(self, member: Member, transcript: Transcript) -> None:
+        """Give a member its fillers, positions and `found` segments; what is cached of it keeps its own."""
+        lies, member.placement_reason = self._choose(member, transcript)
+        member.lie(lies)
+        member.found = _found(member.prompt, member.segments, transcript)
+
+    def plan(self, member: Member, transcript: Transcript) -> Plan:
+        """The plan of a member that was laid out."""
+        return self._plan(member, member.lies, member.found or [], transcript)
+
+    def estimate(self, member: Member, transcript: Transcript) -> Plan:
+        """The plan a member would get; changes nothing."""
+        lies, _ = self._choose(member, transcript)
+        return self._plan(member, lies, self._match(member, lies, transcript), transcript)
+
+    def _plan(
+        self, member: Member, lies: Disposition, found: Sequence[Reused], transcript: Transcript
+    ) -> Plan:
+        assert member.backend is not None
+        context = Context(
+            len(member.user_prompt) + lies.filling.count,
+            member.cached or 0,
+            self.page_size,
+            lies.frame,
+            transcript.frame,
+            self.refusal(member) is None,
+        )
+        return make_plan(context, found, member.backend, self.settings.tail_tokens)
+
+    def _choose(self, member: Member, transcript: Transcript) -> tuple[Disposition, PlacementReason | None]:
+        start = self._cached_part(member)
+        refusal = self.refusal(member)
+        if refusal is not None or not transcript.regions:
+            return start, refusal
+        state = self._aligner(member).align(
+            self._match(member, start, transcript),
+            Aligned(start.filling, start.frame),
+            member.cached or 0,
+            transcript,
+        )
+        lies = Disposition(state.filling, state.frame, start.points)
+        if not self.fits(member, lies):
+            return start, PlacementReason.NOT_ENOUGH_POSITIONS
+        return lies, None if state.reason is None else PlacementReason(state.reason)
+
+    def fits(self, member: Member, lies: Disposition) -> bool:
+        """Whether the model has room for a member's fillers and skipped positions, its answer included."""
+        extra = lies.filling.count + lies.frame.shift
+        if member.open_ended:  # its answer just ends earlier
+            return extra <= member.answer // 2
+        length = len(member.user_prompt) + lies.filling.count + member.answer
+        return length <= self.max_tokens and length + lies.frame.shift <= self.max_positions
+
+    def _wish(self, member: Member, transcript: Transcript) -> int | None:
+        start = self._cached_part(member)
+        found = self._match(member, start, transcript)
+        state = Aligned(start.filling, start.frame)
+        return self._aligner(member).wishes(found, state, member.cached or 0, transcript)
+
+    def _aligner(self, member: Member | None = None) -> Aligner:
+        forced = member is not None and member.tag.placement == "shared"
+        return Aligner(self.page_size, self.max_positions if forced else self.settings.max_skipped_positions)
+
+    def _cached_part(self, member: Member) -> Disposition:
+        return member.lies.before(member.cached or 0, self.page_size)
+
+    def _match(self, member: Member, lies: Disposition, transcript: Transcript) -> list[Reused]:
+        prompt = fill(member.user_prompt, lies.filling, self.filler)
+        return _found(prompt, moved(member.user_segments, lies.filling), transcript)
+
+
+def _found(prompt: Tokens, segments: Sequence[Segment], transcript: Transcript) -> list[Reused]:
+    return reused(segments, transcript.match(prompt, segments))

@@ -1,0 +1,138 @@
+"""Bring the shared regions of a round's members to the same positions and page phase, so that pages can be shared.
+
+A region is a run of shared segments that a master holds without interruption. Each member gets fillers (less than a
+page) right before it, so that its tokens fall into pages as the master's rows do, and skips positions, so that it
+stands where the master's rows stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokendance_engine.reuse.selection import Reused
+from tokendance_engine.segments.filling import Filling
+from tokendance_engine.segments.frame import Frame
+from tokendance_engine.segments.transcript import Transcript
+
+MIN_PAGES = 2
+"""A run of shared segments shorter than this is not worth fillers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """How a member is laid out.
+
+    Attributes:
+        filling: its fillers, those of earlier rounds included.
+        frame: where its filled tokens stand.
+        aligned: regions brought into place.
+        reason: why the first region that could not be brought into place was left; None if all were.
+    """
+
+    filling: Filling
+    frame: Frame
+    aligned: int = 0
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Segments of a member that follow each other in the prompt and in the master: tokens [start, end) from `row`."""
+
+    start: int
+    end: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Aligner:
+    """The rules.
+
+    Attributes:
+        page_size: tokens per page.
+        max_skipped: most positions a member may skip before one region.
+    """
+
+    page_size: int
+    max_skipped: int
+
+    def align(self, found: Sequence[Reused], start: Aligned, cached: int, transcript: Transcript) -> Aligned:
+        """Bring every region of a member that is not cached yet into place.
+
+        Args:
+            found: what the master holds of it, in filled coordinates of `start`.
+            start: fillers and positions of its cached part.
+            cached: filled tokens vLLM holds.
+            transcript: the master; regions it has no position for yet are ignored.
+        """
+        state = start
+        for region in range(len(transcript.regions)):
+            run = self._run(found, cached, transcript, region)
+            if run is not None and region < transcript.placed:
+                state = self._place(run, state, start, transcript)
+        return state
+
+    def wishes(
+        self, found: Sequence[Reused], start: Aligned, cached: int, transcript: Transcript
+    ) -> int | None:
+        """The position at which the first region without one would stand if this member skipped nothing.
+
+        None if the member has no use for it.
+        """
+        region = transcript.placed
+        run = self._run(found, cached, transcript, region)
+        if run is None:
+            return None
+        state = self.align(found, start, cached, transcript)
+        at = run.start + state.filling.count - start.filling.count
+        at += (run.row - at) % self.page_size
+        return at + state.frame.shift - (run.row - transcript.regions[region])
+
+    def position(self, wishes: Sequence[int], least: int) -> int:
+        """Where a region stands: so that most members reach it without skipping too much, then as low as possible.
+
+        Args:
+            wishes: one per member, see `wishes`.
+            least: the master's own wish.
+        """
+        best, most = least, -1
+        for candidate in sorted({least, *(w for w in wishes if w > least)}):
+            reached = sum(candidate - self.max_skipped <= w <= candidate for w in wishes)
+            if reached > most:
+                best, most = candidate, reached
+        return best
+
+    def _run(self, found: Sequence[Reused], cached: int, transcript: Transcript, region: int) -> Run | None:
+        """The first uninterrupted run of a region; None if it began in cached pages, or is too short to care."""
+        first, last = transcript.region(region)
+        inside = [s for s in found if first <= s.row < last]
+        if not inside or inside[0].start < cached:
+            return None
+        start, end, row = inside[0].start, inside[0].end, inside[0].row
+        for segment in inside[1:]:
+            if segment.start != end or segment.row != row + end - start:
+                break
+            end = segment.end
+        return Run(start, end, row) if end - start >= MIN_PAGES * self.page_size else None
+
+    def _place(self, run: Run, state: Aligned, start: Aligned, transcript: Transcript) -> Aligned:
+        at = run.start + state.filling.count - start.filling.count
+        count = (run.row - at) % self.page_size
+        shift = int(transcript.frame.at(np.array([run.row]))[0]) - (at + count)
+        if shift < state.frame.shift:
+            return _left(state, "longer_history")
+        if shift - state.frame.shift > self.max_skipped:
+            return _left(state, "shorter_history")
+        return Aligned(
+            state.filling.plus(at, count),
+            state.frame.stepped(at + count, shift),
+            state.aligned + 1,
+            state.reason,
+        )
+
+
+def _left(state: Aligned, reason: str) -> Aligned:
+    return Aligned(state.filling, state.frame, state.aligned, state.reason or reason)
