@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from tokendance_engine.kernels import cpu, cpu_diff, cpu_rows
 from tokendance_engine.kernels.blocks import present_rows
+from tokendance_engine.kernels.planes import Planes, RowMap
+from tokendance_engine.kernels.reference import diff_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,8 @@ def measure(
     pages = 2 * rows // page
     cache = torch.randn(pages, heads, page, 2 * dim, generator=generator).to(dtype)
     token, at = torch.arange(page)[:, None], torch.arange(dim)[None]
-    key = cpu.Separable.of((at * page + token).flatten(), page)  # as vLLM's vector kernels pack
-    value = cpu.Separable.of((page * dim + token * dim + at).flatten(), page)
+    key_at, value_at = at * page + token, page * dim + token * dim + at  # as vLLM's vector kernels pack
+    key, value = (cpu.Separable.of(where.flatten(), page) for where in (key_at, value_at))
     array = cpu.as_array(cache)
     assert key is not None
     assert value is not None
@@ -65,6 +67,17 @@ def measure(
     speeds = [Speed("copy", 2 * one, _best(lambda: copy_to.copy_(copy_from), repeats))]
     speeds.append(Speed("restore", 2 * one, _best(lambda: cpu.restore(array, index, key, value), repeats)))
     speeds.append(Speed("diff, equal", 2 * one, _best(lambda: cpu_diff.diff(both, both, index), repeats)))
+    planes = Planes(*(cache.flatten(2)[:, :, at] for at in (key_at, value_at)))
+    place = torch.arange(2 * rows).view(2, rows)
+    (from_page, to_page), (from_row, to_row) = place // page, place % page
+    mapped = RowMap(from_page, from_row, to_page, to_row, angle.cos(), angle.sin())
+    speeds.append(
+        Speed(
+            "diff, equal, as specified in torch",
+            2 * one,
+            _best(lambda: diff_reference(planes, planes, mapped), 1),
+        )
+    )
     speeds.append(Speed("deviation", one, _best(lambda: cpu_diff.deviation(k, k, index), repeats)))
     changed = torch.rand(rows, generator=generator) < share
     at_rows = target[changed.numpy()]
