@@ -13,7 +13,7 @@ from tokendance_engine.storage.rows import Segment
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Index:
-    """The index bytes of a mirror, as a thing that a ledger counts."""
+    """The index bytes of a mirror or the token ids of a master, as a thing that a ledger counts."""
 
     nbytes: int
 
@@ -30,6 +30,7 @@ class Family:
     """
 
     master: Master | None = None
+    master_index: Index | None = None
     mirrors: dict[str, Mirror] = field(default_factory=dict)
     indexes: dict[str, Index] = field(default_factory=dict)
     pins: int = 0
@@ -37,10 +38,16 @@ class Family:
 
     def holdings(self) -> Iterator[Sized]:
         """Everything it holds, once per hold."""
-        if self.master is not None:
-            yield from self.master.segments
+        if self.master is not None and self.master_index is not None:
+            yield from self.of_master(self.master, self.master_index)
         for agent, mirror in self.mirrors.items():
             yield from self.of_mirror(mirror, self.indexes[agent])
+
+    @staticmethod
+    def of_master(master: Master, index: Index) -> Iterator[Sized]:
+        """What a master holds."""
+        yield index
+        yield from master.segments
 
     @staticmethod
     def of_mirror(mirror: Mirror, index: Index) -> Iterator[Sized]:
@@ -65,6 +72,10 @@ class Family:
         """Raise AssertionError unless mirrors and their indexes agree."""
         assert self.mirrors.keys() == self.indexes.keys()
         assert self.pins >= 0
+        if self.master is not None:
+            self.master.check()
+            assert self.master_index is not None
+            assert self.master_index.nbytes == self.master.tokens.nbytes
         for agent, mirror in self.mirrors.items():
             mirror.check()
             assert mirror.index_bytes == self.indexes[agent].nbytes

@@ -9,7 +9,7 @@ import numpy as np
 
 from tokendance_engine.storage.blocks import BlockIndex
 from tokendance_engine.storage.codec import Bytes, pack, unpack
-from tokendance_engine.storage.errors import BlobError, ShapeError
+from tokendance_engine.storage.errors import BlobError
 from tokendance_engine.storage.master import Master
 from tokendance_engine.storage.mirror import Mirror
 from tokendance_engine.storage.positions import Positions
@@ -56,9 +56,9 @@ def mirror_manifest(mirror: Mirror, name_of: NameOf) -> Bytes:
 
 def master_manifest(master: Master, name_of: NameOf) -> Bytes:
     """A master without its rows."""
-    return pack(
-        {"parts": [], "segments": _segments(master.segments, name_of)}, [s.tokens for s in master.segments]
-    )
+    meta = {"parts": [], "segments": _segments(master.segments, name_of), "context": master.context.hex()}
+    starts = np.array(master.starts, dtype=np.int64)
+    return pack(meta, [master.tokens, starts, *(s.tokens for s in master.segments)])
 
 
 def needs(payload: Bytes) -> list[Need]:
@@ -117,10 +117,13 @@ def read_master(payload: Bytes, rows_of: RowsOf, segment_of: SegmentOf) -> Maste
     """
     meta, arrays = unpack(payload)
     try:
-        master = Master(-1)
-        for (name, first, context), ids in zip(meta["segments"], arrays, strict=True):
-            rows = rows_of(bytes.fromhex(name), len(ids))
-            master = master.extended(segment_of(Segment(ids, first, bytes.fromhex(context), rows)))
-    except (KeyError, TypeError, ValueError, ShapeError) as error:
+        segments = tuple(
+            segment_of(Segment(ids, first, bytes.fromhex(context), rows_of(bytes.fromhex(name), len(ids))))
+            for (name, first, context), ids in zip(meta["segments"], arrays[2:], strict=True)
+        )
+        starts = tuple(int(start) for start in arrays[1])
+        master = Master(-1, arrays[0], segments, starts, bytes.fromhex(meta["context"]))
+        master.check()
+    except (IndexError, KeyError, TypeError, ValueError, AssertionError) as error:
         raise BlobError("content", f"not the manifest of a master: {error}") from error
     return master

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,33 +10,40 @@ from tokendance_engine.segments.key import Tokens
 from tokendance_engine.storage.blocks import Index, expand
 from tokendance_engine.storage.errors import ShapeError
 from tokendance_engine.storage.keys import context_after
-from tokendance_engine.storage.layout import Layout
-from tokendance_engine.storage.positions import Positions
 from tokendance_engine.storage.references import References
-from tokendance_engine.storage.rows import ReadRows, Segment, read_rows, same_bits
+from tokendance_engine.storage.rows import Segment
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Master:
-    """Rows [0, len) of one transcript.
+    """Rows [0, len) of one transcript. Rows that nobody references need not be stored.
 
     Attributes:
         id: the engine's name for the computation that made these rows; another id is other bytes.
-        segments: in order, contiguous.
-        context: id of the whole of them: what the next segment is computed after.
+        tokens: ids of all rows, int32 [rows].
+        segments: stored rows, in order.
+        starts: first row of each segment.
+        context: id of all rows: what the next one is computed after.
     """
 
     id: int
+    tokens: Tokens
     segments: tuple[Segment, ...] = ()
+    starts: tuple[int, ...] = ()
     context: bytes = b""
 
-    def __len__(self) -> int:
-        return sum(len(segment) for segment in self.segments)
+    @classmethod
+    def empty(cls, master_id: int) -> Master:
+        """No rows yet."""
+        return cls(master_id, np.zeros(0, dtype=np.int32))
 
-    def tokens(self) -> Tokens:
-        """Ids of all rows, int32 [rows]."""
-        empty = np.zeros(0, dtype=np.int32)
-        return np.concatenate([empty, *(segment.tokens for segment in self.segments)])
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def stored(self) -> int:
+        """Rows that are stored."""
+        return sum(len(segment) for segment in self.segments)
 
     def extended(self, segment: Segment) -> Master:
         """One more segment after the last row.
@@ -51,8 +56,25 @@ class Master:
                 f"a segment computed after {segment.context.hex() or 'nothing'}; "
                 f"this master ends in {self.context.hex() or 'nothing'}"
             )
-        after = context_after(segment.context, segment.first, segment.tokens)
-        return Master(self.id, (*self.segments, segment), after)
+        longer = self.skipping(segment.tokens, segment.first)
+        return replace(longer, segments=(*self.segments, segment), starts=(*self.starts, len(self)))
+
+    def skipping(self, tokens: Tokens, first: int) -> Master:
+        """More rows that are not stored, the first at position `first`."""
+        return replace(
+            self,
+            tokens=np.concatenate([self.tokens, tokens]).astype(np.int32),
+            context=context_after(self.context, first, tokens),
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError unless segments lie in order at their rows and hold these tokens."""
+        assert len(self.starts) == len(self.segments)
+        end = 0
+        for start, segment in zip(self.starts, self.segments, strict=True):
+            assert start >= end, f"a segment at row {start}; the one before ends at {end}"
+            end = start + len(segment)
+            assert np.array_equal(self.tokens[start:end], segment.tokens), "a foreign segment"
 
     def locate(self, spans: Index, size: int) -> References:
         """References for what a plan took from this master.
@@ -65,42 +87,11 @@ class Master:
             References in token order.
         """
         rows, tokens = expand(spans[:, 0], spans[:, 2]), expand(spans[:, 1], spans[:, 2])
-        inside = (rows < len(self)) & (tokens < size)
-        rows, tokens = rows[inside], tokens[inside]
-        order = np.argsort(tokens, kind="stable")
-        rows, tokens = rows[order], tokens[order]
-        starts = np.cumsum([0, *(len(segment) for segment in self.segments)])
+        starts = np.array(self.starts, dtype=np.int64)
+        ends = starts + np.array([len(segment) for segment in self.segments], dtype=np.int64)
         which = np.searchsorted(starts, rows, side="right") - 1
+        inside = (which >= 0) & (tokens < size)
+        inside[inside] = rows[inside] < ends[which[inside]]
+        order = np.flatnonzero(inside)[np.argsort(tokens[inside], kind="stable")]
+        rows, tokens, which = rows[order], tokens[order], which[order]
         return References.of(tokens, which, rows - starts[which], self.segments)
-
-
-def begins(tokens: Tokens, master: Master) -> bool:
-    """Whether a transcript begins with all of a master's rows."""
-    return np.array_equal(tokens[: len(master)], master.tokens())
-
-
-def pieces(start: int, end: int, positions: Positions, cuts: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """Rows [start, end) as runs that become segments: cut where asked, and where positions jump."""
-    inner = {*cuts, *positions.steps[:, 0].tolist()}
-    return itertools.pairwise(sorted({start, end, *(cut for cut in inner if start < cut < end)}))
-
-
-def read_segment(
-    layout: Layout, master: Master, tokens: Tokens, positions: Positions, read: ReadRows
-) -> Segment:
-    """The rows after a master's last one, from its pages.
-
-    Args:
-        tokens: ids of the new rows, int32 [n]; their positions have no jump.
-        positions: of all rows.
-        read: reads master rows by number.
-    """
-    row = len(master)
-    first = int(positions.at(np.array([row]))[0])
-    ids = np.ascontiguousarray(tokens, dtype=np.int32).copy()
-    return Segment(ids, first, master.context, read_rows(layout, read, np.arange(row, row + len(ids))))
-
-
-def same_segment(a: Segment, b: Segment) -> bool:
-    """Whether two segments are the same text and the same bytes."""
-    return np.array_equal(a.tokens, b.tokens) and a.first == b.first and same_bits(a.rows, b.rows)

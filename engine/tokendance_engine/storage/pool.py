@@ -141,12 +141,14 @@ class Pool:
             keys: the key of each of its segments, under which other families find them.
         """
         family = self.get_or_make(key)
-        old, family.master = family.master, master
-        self._ledger.hold(master.segments)
+        old, old_index = family.master, family.master_index
+        family.master, family.master_index = master, Index(master.tokens.nbytes)
+        self._ledger.hold(family.of_master(master, family.master_index))
         for segment_key, segment in zip(keys, master.segments, strict=True):
             self._key_of[id(segment)] = segment_key
             self._segments[segment_key] = segment
-        self._let_go(old.segments if old is not None else ())
+        if old is not None and old_index is not None:
+            self._let_go(family.of_master(old, old_index))
         self._within()
 
     def set_mirror(self, key: FamilyKey, agent: str, mirror: Mirror) -> None:

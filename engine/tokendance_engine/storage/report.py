@@ -59,7 +59,11 @@ class FamilyReport:
     @property
     def stored_bytes(self) -> int:
         """Everything, indexes included."""
-        return self.segment_bytes + sum(mirror.stored_bytes for mirror in self.mirrors.values())
+        return (
+            4 * self.master_rows
+            + self.segment_bytes
+            + sum(mirror.stored_bytes for mirror in self.mirrors.values())
+        )
 
     @property
     def ratio(self) -> float:

@@ -14,17 +14,19 @@ from dataclasses import replace
 import numpy as np
 
 from tokendance_engine.segments.key import Tokens
+from tokendance_engine.storage.blocks import Flags
 from tokendance_engine.storage.capture import Content, confirmed, draft
 from tokendance_engine.storage.handover import Found, Receipt, Taken
 from tokendance_engine.storage.keys import FamilyKey, Keys, segment_key
-from tokendance_engine.storage.master import Master, begins, pieces, read_segment, same_segment
+from tokendance_engine.storage.master import Master
+from tokendance_engine.storage.master_growth import begins, grown, pieces, read_segment, same_segment
 from tokendance_engine.storage.mirror import Mirror
 from tokendance_engine.storage.pool import Pool
 from tokendance_engine.storage.positions import Positions
 from tokendance_engine.storage.references import References
 from tokendance_engine.storage.report import StoreReport, family_report
 from tokendance_engine.storage.restore import Remake, Work
-from tokendance_engine.storage.rows import ReadRows
+from tokendance_engine.storage.rows import ReadRows, Segment
 from tokendance_engine.storage.sources import alike, common_start, starting_with, taken_from, unchanged
 from tokendance_engine.storage.spill import Spill
 
@@ -82,6 +84,7 @@ class Store:
         read: ReadRows,
         positions: Positions | None = None,
         cuts: Sequence[int] = (),
+        keep: Flags | None = None,
     ) -> int:
         """Capture what is new of a master, from its pages.
 
@@ -93,25 +96,34 @@ class Store:
             positions: where the rows stand; default: row = position.
             cuts: rows at which to start another segment (where other sessions may share the text before).
 
+            keep: new rows to store, bool [rows]; default: all. What nobody references is needed only to bring the
+                master itself back into pages, where it can be computed again.
+
         Returns:
-            Rows the store holds now: all, or (no room) fewer.
+            Rows the store knows now: all, or (no room) fewer.
         """
         positions = positions or Positions.plain()
         with self._lock:
             held = self._pool.get_or_make(family).master
             if held is None or held.id != master_id or not begins(tokens, held):
-                held = Master(master_id)
+                held = Master.empty(master_id)
             scope = self.keys.scope_id(family)
-            start = len(held)
-            for first, end in pieces(start, len(tokens), positions, cuts):
-                # Room for all pieces so far: the pool hears of them only at the end, so that a master that starts
-                # anew does not drop segments it is about to find again.
-                if not self._pool.make_room((end - start) * (self._layout.row_bytes + 4), family):
-                    break
-                made = read_segment(self._layout, held, tokens[first:end], positions, read)
+
+            def make(before: Master, new: Tokens) -> Segment:
+                made = read_segment(self._layout, before, new, positions, read)
                 other = self._pool.segment(segment_key(scope, made.context, made.first, made.tokens))
                 # Another session's, or an earlier computation's, if it is the same to the last bit.
-                held = held.extended(other if other is not None and same_segment(other, made) else made)
+                return other if other is not None and same_segment(other, made) else made
+
+            def fits(rows: int) -> bool:
+                nbytes = 4 * len(tokens) + rows * (self._layout.row_bytes + 4)
+                return self._pool.make_room(nbytes, family)
+
+            # The pool hears of the new segments only at the end, so that a master that starts anew does not drop
+            # those it is about to find again.
+            held = grown(
+                held, tokens, positions, pieces(len(held), len(tokens), positions, cuts, keep), fits, make
+            )
             self._pool.set_master(family, held, self._segment_keys(family, held))
             return len(held)
 

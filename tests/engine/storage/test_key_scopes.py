@@ -12,6 +12,7 @@ from tokendance_engine.storage.store import Store
 
 TOKENS = random_tokens(np.random.default_rng(0), 60)
 ROWS = random_rows(SMALL, 60, 0)
+IDS = 60 * 4
 ONE = 60 * (SMALL.row_bytes + 4)
 
 
@@ -32,7 +33,7 @@ def test_equal_segments_are_stored_once_only_within_the_scope(
     for i, (salt, session) in enumerate([("t", "s"), other]):
         assert store.put_master(store.keys.family(salt, session), i, TOKENS, reader(ROWS)) == 60
     store.check()
-    assert store.report().used == (ONE if shared else 2 * ONE)
+    assert store.report().used == (ONE if shared else 2 * ONE) + 2 * IDS
 
 
 def test_equal_text_with_other_bytes_is_not_shared_and_the_first_keeps_its_own() -> None:
@@ -43,7 +44,7 @@ def test_equal_text_with_other_bytes_is_not_shared_and_the_first_keeps_its_own()
     store.put_master(families[0], 0, TOKENS, reader(ROWS))
     store.put_master(families[1], 1, TOKENS, reader(noisy))
     store.check()
-    assert store.report().used == 2 * ONE
+    assert store.report().used == 2 * ONE + 2 * IDS
     for family, rows in zip(families, (ROWS, noisy), strict=True):
         master = store.master(family)
         assert master is not None
@@ -57,7 +58,7 @@ def test_a_shared_segment_outlives_the_family_that_brought_it() -> None:
         store.put_master(family, i, TOKENS, reader(ROWS))
     store.release(families[0])
     store.check()
-    assert store.report().used == ONE
+    assert store.report().used == ONE + IDS
     store.release(families[1])
     assert store.report().used == 0
 

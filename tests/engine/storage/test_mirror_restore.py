@@ -279,3 +279,27 @@ def test_tokens_that_moved_are_not_taken_for_the_same() -> None:
     found = store.find(family, "a", moved.tokens)
     assert found is not None
     assert found.positions.at(np.array([19, 20])).tolist() == [19, 84]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1000), st.floats(0, 1), st.integers(1, 99))
+def test_master_rows_that_were_left_out_are_stored_with_the_members_instead(
+    seed: int, share: float, grown: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    master, master_kv = random_tokens(rng, 100), random_rows(SMALL, 100, seed)
+    keep = rng.random(100) < share
+    store = Store(keys(), GB)
+    family = store.keys.family("salt", "session")
+    assert store.put_master(family, 1, master[:grown], reader(master_kv), keep=keep[:grown]) == grown
+    assert store.put_master(family, 1, master, reader(master_kv), cuts=(50,), keep=keep) == 100
+    held = store.master(family)
+    assert held is not None
+    assert held.stored == keep.sum()
+    assert store.report().used == keep.sum() * (SMALL.row_bytes + 4) + 400
+    member = make_member(SMALL, master, master_kv, 10, np.arange(110) < 10, seed)
+    got = store.put_mirror(family, "a", member.tokens, member.taken(), reader(member.kv))
+    store.check()
+    assert got is not None
+    assert got.referenced in (keep.sum(), 0)
+    assert_restores(store, family, "a", member.kv, SMALL)

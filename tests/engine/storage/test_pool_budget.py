@@ -108,7 +108,7 @@ test_any_sequence_of_calls_keeps_the_budget_and_restores_only_right_rows = Stora
 
 
 def filled(sessions: int, budget_of: float = 100.0) -> tuple[Store, list]:
-    store = Store(keys(TINY), int(budget_of * 50 * (TINY.row_bytes + 4)))
+    store = Store(keys(TINY), int(budget_of * 50 * (TINY.row_bytes + 8)))
     families = [store.keys.family("", f"s{i}") for i in range(sessions)]
     for i, family in enumerate(families):
         tokens = random_tokens(np.random.default_rng(i), 50)

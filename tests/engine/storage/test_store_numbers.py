@@ -85,7 +85,7 @@ def test_five_hundred_rounds_of_new_text_keep_memory_and_hits_flat() -> None:
 
 def test_a_budget_too_small_for_all_sessions_keeps_the_newest_and_holds_exactly() -> None:
     rng = np.random.default_rng(2)
-    one = 100 * (SMALL.row_bytes + 4)
+    one = 100 * (SMALL.row_bytes + 4) + 100 * 4  # a segment with its ids, and the ids of all rows
     store = Store(keys(), 3 * one)
     families = [store.keys.family("", f"s{i}") for i in range(8)]
     for i, family in enumerate(families):
