@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from page_tape import Tape
 from tiny_rounds import FILLER, NEUTRAL, Block, Prompt, cut, private
 from tokendance_engine.adapters.vllm.family import Master
 from tokendance_engine.adapters.vllm.masters import Families
@@ -14,6 +15,7 @@ from tokendance_engine.adapters.vllm.page_pool import PagePool
 from tokendance_engine.adapters.vllm.placement import Placement
 from tokendance_engine.adapters.vllm.preparation import Preparation
 from tokendance_engine.adapters.vllm.round_planner import RoundPlanner
+from tokendance_engine.adapters.vllm.step_work import StepWork
 from tokendance_engine.config import EngineConfig
 from tokendance_engine.reuse.backends import make_backend
 from tokendance_engine.rounds.tag import EngineTag
@@ -51,6 +53,7 @@ class Engine:
     def __init__(self, pages: int = 201, max_rows: int = 4096, share: float = 0.5, **settings: Any) -> None:
         self.blocks = BlockPool(pages, True, PAGE)
         self.pool = PagePool(self.blocks)
+        self.tape = Tape(pages, PAGE)
         self.families = Families(PAGE, share)
         self.families.bind(self.pool)
         small = {"balanced_tokens": 8, "tail_tokens": 16, **settings}
@@ -122,16 +125,36 @@ class Engine:
                 )
 
     def prepare(self, members: Sequence[Member]) -> None:
-        """What the scheduler half does with planned members, as if the worker confirmed their pages at once."""
+        """What the scheduler half does with planned members, and a worker that fills all their pages in one step."""
+        work = StepWork(self.families, 1 << 30)
         for member in members:
             assert member.master is not None
+            assert work.compute_master(member.master)
             member.plan = plan = self.placement.plan(member, member.master.transcript)
             cached = self.pool.lookup(member.request.block_hashes[: plan.cached // PAGE])
             start = plan.approximate_from
             member.key_apart(None if start is None else start // PAGE)
             member.preparation = Preparation.make(self.pool, cached, plan, member.master.blocks, PAGE)
+            work.hand_out(member)
+        self.tape.run(work.take())
+        work.unpin()
+        for member in members:
+            assert member.preparation is not None
             member.preparation.publish(self.pool, member.request.block_hashes, PAGE)
             member.ready = True
+
+    def tables(self, members: Sequence[Member]) -> list[list[int]]:
+        """Page tables of prepared members."""
+        return [m.preparation.pages().tolist() for m in members if m.preparation is not None]
+
+    def check_pages(self, members: Sequence[Member]) -> None:
+        """In every prepared page stand the member's own tokens, at its own positions."""
+        for member in members:
+            assert member.preparation is not None
+            n = len(member.preparation.table) * PAGE
+            rows = self.tape.read(member.preparation.pages(), 0, n)
+            assert rows[:, 0].tolist() == member.prompt[:n].tolist()
+            assert rows[:, 1].tolist() == positions(member)[:n]
 
     def finish(self, members: Sequence[Member], answer: Block = ()) -> None:
         """The members end; their session remembers how their pages lie."""
