@@ -24,7 +24,13 @@ from tokendance_sdk.integrations.langgraph.gather import (
 )
 from tokendance_sdk.results import AgentResult, RoundResult, past_deadline
 
+GRACE_S = 0.2
+"""Seconds that nodes with an answer have to return it before another node of their round raises."""
+
 OnRound = Callable[[RoundResult], None]
+
+Bad = list[tuple[Call, Outcome]]
+"""Calls without an answer, and what each is given in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +58,31 @@ class Sending:
             return self.deadline
         return self.deadline + PATIENCE * self.book.window + 1.0
 
-    def finished(self, result: RoundResult, calls: Sequence[Call]) -> None:
-        """Report the round, then hand every call its result (those that have it already ignore it)."""
+    def finished(self, result: RoundResult, calls: Sequence[Call]) -> Bad:
+        """Report the round and hand over the answers (calls that have theirs ignore it); returns the failed calls.
+
+        They are to be told `GRACE_S` later: when a node raises, LangGraph drops what other nodes return at that moment,
+        and after a resume they would be asked again.
+        """
         if self.on_round is not None:
             self.on_round(result)
-        for call in calls:
-            call.give(result[call.agent])
+        return _answered(result, calls, None)
 
-    def broken(self, so_far: RoundResult, calls: Sequence[Call], error: BaseException) -> None:
-        """A stream broke: members that had their whole answer keep it, the others are given `error`."""
-        for call in calls:
-            member = so_far[call.agent]
-            unfinished = member.error is not None and member.error.type == INCOMPLETE.type
-            call.give(error if unfinished else member)
+    def broken(self, so_far: RoundResult, calls: Sequence[Call], error: BaseException) -> Bad:
+        """As `finished` for a stream that broke: members without their whole answer are to be given `error`."""
+        return _answered(so_far, calls, error)
+
+
+def _answered(result: RoundResult, calls: Sequence[Call], error: BaseException | None) -> Bad:
+    bad: Bad = []
+    for call in calls:
+        member = result[call.agent]
+        if member.error is None:
+            call.give(member)
+        else:
+            unfinished = error is not None and member.error.type == INCOMPLETE.type
+            bad.append((call, error if error is not None and unfinished else member))
+    return bad
 
 
 class Rounds:
@@ -135,7 +153,7 @@ class Rounds:
                 self._stream(calls, arguments)
             else:
                 result = self._dance.rounds.create(**arguments, deadline=self._sending.deadline)
-                self._sending.finished(result, calls)
+                self._tell(self._sending.finished(result, calls), calls)
         except BaseException as error:
             for call in calls:
                 call.give(error)
@@ -147,12 +165,16 @@ class Rounds:
                 for event in stream:
                     if abandoned(calls):
                         return
-                    if event.agent_id is not None and event.kind == "error":
-                        members[event.agent_id].give(stream.so_far()[event.agent_id])
-                    elif event.agent_id is not None and members[event.agent_id].streamed:
+                    if event.kind == "chunk" and event.agent_id and members[event.agent_id].streamed:
                         members[event.agent_id].give(event)
                 result = stream.result()
             except Exception as error:
-                self._sending.broken(stream.so_far(), calls, error)
+                self._tell(self._sending.broken(stream.so_far(), calls, error), calls)
                 return
-        self._sending.finished(result, calls)
+        self._tell(self._sending.finished(result, calls), calls)
+
+    def _tell(self, bad: Bad, calls: Sequence[Call]) -> None:
+        if 0 < len(bad) < len(calls):
+            time.sleep(GRACE_S)
+        for call, outcome in bad:
+            call.give(outcome)

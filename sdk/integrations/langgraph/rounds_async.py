@@ -16,7 +16,7 @@ from tokendance_sdk.integrations.langgraph.gather import (
     abandoned,
     assemble,
 )
-from tokendance_sdk.integrations.langgraph.rounds import Sending
+from tokendance_sdk.integrations.langgraph.rounds import GRACE_S, Bad, Sending
 from tokendance_sdk.results import AgentError, AgentResult, past_deadline
 
 CANCELLED = AgentError("the round was cancelled", "cancelled", "cancelled")
@@ -96,7 +96,7 @@ class AsyncRounds:
                 await self._stream(calls, arguments)
             else:
                 result = await self._dance.rounds.create(**arguments, deadline=self._sending.deadline)
-                self._sending.finished(result, calls)
+                await self._tell(self._sending.finished(result, calls), calls)
         except asyncio.CancelledError:
             for call in calls:
                 call.give(call.failed(CANCELLED))
@@ -110,12 +110,16 @@ class AsyncRounds:
         async with self._dance.rounds.stream(**arguments) as stream:
             try:
                 async for event in stream:
-                    if event.agent_id is not None and event.kind == "error":
-                        members[event.agent_id].give(stream.so_far()[event.agent_id])
-                    elif event.agent_id is not None and members[event.agent_id].streamed:
+                    if event.kind == "chunk" and event.agent_id and members[event.agent_id].streamed:
                         members[event.agent_id].give(event)
                 result = await stream.result()
             except Exception as error:
-                self._sending.broken(stream.so_far(), calls, error)
+                await self._tell(self._sending.broken(stream.so_far(), calls, error), calls)
                 return
-        self._sending.finished(result, calls)
+        await self._tell(self._sending.finished(result, calls), calls)
+
+    async def _tell(self, bad: Bad, calls: Sequence[Call]) -> None:
+        if 0 < len(bad) < len(calls):
+            await asyncio.sleep(GRACE_S)
+        for call, outcome in bad:
+            call.give(outcome)

@@ -100,14 +100,28 @@ def test_a_member_that_always_fails_raises_and_the_others_answers_are_kept(
     never_twice(server)
 
 
-def test_after_a_failure_a_resume_sends_only_what_is_missing(server: Scripted) -> None:
+@WAYS
+def test_after_a_failure_a_resume_sends_only_what_is_missing(
+    server: Scripted, asynchronous: bool, stream: bool
+) -> None:
     server.failing = {"speak.3": (500, 1)}
     owner = broadcaster(server)
-    app = owner.wrap(debate(owner.chat_model, 8, turns=1).compile(checkpointer=InMemorySaver()))
-    with pytest.raises(MemberFailedError):
-        app.invoke({"said": []}, thread())
-    final = app.invoke(None, thread())
-    assert len(final["said"]) == 8
+    builder = debate(owner.chat_model, 8, turns=1, asynchronous=asynchronous)
+    app = owner.wrap(builder.compile(checkpointer=InMemorySaver()))
+    mode: Any = "messages" if stream else "values"
+
+    async def arun() -> None:
+        with pytest.raises(MemberFailedError):
+            _ = [part async for part in app.astream({"said": []}, thread(), stream_mode=mode)]
+        _ = [part async for part in app.astream(None, thread(), stream_mode=mode)]
+
+    if asynchronous:
+        asyncio.run(arun())
+    else:
+        with pytest.raises(MemberFailedError):
+            list(app.stream({"said": []}, thread(), stream_mode=mode))
+        list(app.stream(None, thread(), stream_mode=mode))
+    assert len(app.get_state(thread()).values["said"]) == 8
     assert [(name, len(agents)) for name, agents in server.rounds()] == [("sim:1", 8), ("sim:1", 1)]
     never_twice(server)
 
