@@ -13,11 +13,13 @@ from openai import APIStatusError, AsyncOpenAI
 from tokendance_sdk import plain
 from tokendance_sdk.events import RoundAccumulator, RoundEvent
 from tokendance_sdk.layout import Layout
+from tokendance_sdk.progress import Progress, ProgressMeter
 from tokendance_sdk.prompt import DEFAULT_LABEL, History, Label
 from tokendance_sdk.requests import Agent, RoundCall, prepare
 from tokendance_sdk.results import RoundResult, parse_response, past_deadline, replaced
 from tokendance_sdk.session import AsyncSession, Context, open_state
 from tokendance_sdk.streams import AsyncRoundStream
+from tokendance_sdk.tracing import round_span, traced_async
 from tokendance_sdk.wire import (
     ROUNDS,
     AsyncEventStream,
@@ -96,17 +98,25 @@ class AsyncRounds:
         raise_on_error: bool = False,
         retry_failed: int = 0,
         deadline: float | None = None,
+        progress: Progress | None = None,
         **fields: Any,
     ) -> RoundResult:
         """The async twin of `Rounds.create`; cancelling it aborts every member on the server."""
         call = prepare(model, round_id, agents, overrides, fields)
         ends = None if deadline is None else time.monotonic() + deadline
-        result = await self._send(call, ends)
-        for _ in range(retry_failed):
-            again = [r.agent_id for r in result.failed if r.error is not None and r.error.retryable]
-            if not again or (ends is not None and time.monotonic() >= ends):
-                break
-            result = replaced(result, await self._send(call.only(again), ends))
+        meter = ProgressMeter.of(progress, call)
+        with round_span(call) as note:
+            if meter is not None:
+                meter.start()
+            result = await self._send(call, ends, meter)
+            for _ in range(retry_failed):
+                again = [r.agent_id for r in result.failed if r.error is not None and r.error.retryable]
+                if not again or (ends is not None and time.monotonic() >= ends):
+                    break
+                result = replaced(result, await self._send(call.only(again), ends))
+            note(result)
+        if meter is not None:
+            meter.finish(result)
         return result.raise_for_errors() if raise_on_error else result
 
     def stream(
@@ -123,11 +133,13 @@ class AsyncRounds:
 
     def _open(self, call: RoundCall) -> AsyncRoundStream:
         total = RoundAccumulator(call.request)
-        return AsyncRoundStream(self._events(call, total), total)
+        return AsyncRoundStream(traced_async(call, self._events(call, total), total), total)
 
-    async def _send(self, call: RoundCall, ends: float | None) -> RoundResult:
-        if ends is not None:
-            return await self._send_until(call.streaming(), ends)
+    async def _send(
+        self, call: RoundCall, ends: float | None, meter: ProgressMeter | None = None
+    ) -> RoundResult:
+        if ends is not None or meter is not None:
+            return await self._send_until(call.streaming(), ends, meter)
         owner = self._owner
         started = time.perf_counter()
         if not owner.kind.plain:
@@ -143,13 +155,17 @@ class AsyncRounds:
                 return parse_response(answer, call.request.round_id, wall_ms=wall_ms)
         return await plain.send_async(owner.client, call, owner.max_parallel)
 
-    async def _send_until(self, call: RoundCall, ends: float) -> RoundResult:
+    async def _send_until(
+        self, call: RoundCall, ends: float | None, meter: ProgressMeter | None
+    ) -> RoundResult:
         total = RoundAccumulator(call.request)
         try:
-            async with asyncio.timeout(max(0.0, ends - time.monotonic())) as limit:
+            wait = None if ends is None else max(0.0, ends - time.monotonic())
+            async with asyncio.timeout(wait) as limit:
                 async with contextlib.aclosing(self._events(call, total)) as events:
-                    async for _ in events:
-                        pass
+                    async for event in events:
+                        if meter is not None:
+                            meter.feed(event)
         except TimeoutError:
             if not limit.expired():
                 raise

@@ -13,11 +13,13 @@ from tokendance_sdk import plain
 from tokendance_sdk.async_client import AsyncRounds, AsyncTokenDance
 from tokendance_sdk.events import RoundAccumulator, RoundEvent
 from tokendance_sdk.layout import Layout
+from tokendance_sdk.progress import Progress, ProgressMeter
 from tokendance_sdk.prompt import DEFAULT_LABEL, History, Label
 from tokendance_sdk.requests import Agent, RoundCall, prepare
 from tokendance_sdk.results import RoundResult, parse_response, past_deadline, replaced
 from tokendance_sdk.session import Context, Session, open_state
 from tokendance_sdk.streams import RoundStream
+from tokendance_sdk.tracing import round_span, traced
 from tokendance_sdk.wire import (
     ROUNDS,
     EventStream,
@@ -105,6 +107,7 @@ class Rounds:
         raise_on_error: bool = False,
         retry_failed: int = 0,
         deadline: float | None = None,
+        progress: Progress | None = None,
         **fields: Any,
     ) -> RoundResult:
         """Send one round and wait for all of it.
@@ -115,6 +118,7 @@ class Rounds:
             raise_on_error: raise `RoundFailedError` when a member fails; otherwise failures are values.
             retry_failed: how often members that failed on the server's side are sent again, alone.
             deadline: seconds after which stragglers are cut off: their results are errors, the others stay.
+            progress: called as members' answers end; see `RoundProgress`.
             fields: `session_id`, `fidelity`, `backend`, `options`, `blocks`; sampling parameters; `timeout`,
                 `extra_headers`, `extra_query`, `extra_body`.
 
@@ -126,12 +130,19 @@ class Rounds:
         """
         call = prepare(model, round_id, agents, overrides, fields)
         ends = None if deadline is None else time.monotonic() + deadline
-        result = self._send(call, ends)
-        for _ in range(retry_failed):
-            again = [r.agent_id for r in result.failed if r.error is not None and r.error.retryable]
-            if not again or (ends is not None and time.monotonic() >= ends):
-                break
-            result = replaced(result, self._send(call.only(again), ends))
+        meter = ProgressMeter.of(progress, call)
+        with round_span(call) as note:
+            if meter is not None:
+                meter.start()
+            result = self._send(call, ends, meter)
+            for _ in range(retry_failed):
+                again = [r.agent_id for r in result.failed if r.error is not None and r.error.retryable]
+                if not again or (ends is not None and time.monotonic() >= ends):
+                    break
+                result = replaced(result, self._send(call.only(again), ends))
+            note(result)
+        if meter is not None:
+            meter.finish(result)
         return result.raise_for_errors() if raise_on_error else result
 
     def stream(
@@ -151,11 +162,11 @@ class Rounds:
 
     def _open(self, call: RoundCall) -> RoundStream:
         total = RoundAccumulator(call.request)
-        return RoundStream(self._events(call, total), total)
+        return RoundStream(traced(call, self._events(call, total), total), total)
 
-    def _send(self, call: RoundCall, ends: float | None) -> RoundResult:
-        if ends is not None:
-            return self._send_until(call.streaming(), ends)
+    def _send(self, call: RoundCall, ends: float | None, meter: ProgressMeter | None = None) -> RoundResult:
+        if ends is not None or meter is not None:
+            return self._send_until(call.streaming(), ends, meter)
         owner = self._owner
         started = time.perf_counter()
         if not owner.kind.plain:
@@ -171,7 +182,7 @@ class Rounds:
                 return parse_response(answer, call.request.round_id, wall_ms=wall_ms)
         return plain.send(owner.client, call, owner.max_parallel)
 
-    def _send_until(self, call: RoundCall, ends: float) -> RoundResult:
+    def _send_until(self, call: RoundCall, ends: float | None, meter: ProgressMeter | None) -> RoundResult:
         total = RoundAccumulator(call.request)
         events = self._events(call, total)
         late = threading.Event()
@@ -179,9 +190,11 @@ class Rounds:
 
         def read() -> None:
             try:
-                for _ in events:
+                for event in events:
                     if late.is_set():
                         break
+                    if meter is not None:
+                        meter.feed(event)
             except BaseException as error:
                 raised.append(error)
             finally:
@@ -189,7 +202,7 @@ class Rounds:
 
         reader = threading.Thread(target=read, name="tokendance-round", daemon=True)
         reader.start()
-        reader.join(max(0.0, ends - time.monotonic()))
+        reader.join(None if ends is None else max(0.0, ends - time.monotonic()))
         late.set()
         if raised:
             raise raised[0]

@@ -32,6 +32,13 @@ class RoundEvent:
     text: str
     data: dict[str, Any]
 
+    @property
+    def ends_member(self) -> bool:
+        """Whether nothing of this agent follows: it failed, or this is its usage, which comes last."""
+        return self.kind == "error" or bool(
+            self.kind == "chunk" and self.data.get("usage") and not self.data.get("choices")
+        )
+
 
 class RoundAccumulator:
     """Adds events up. `feed` and `fail` change it, `result` does not; threads may share it."""
@@ -124,6 +131,8 @@ class RoundAccumulator:
             {"index": number, "message": {"role": "assistant", "content": None}, "finish_reason": None},
         )
         _merge(known["message"], choice.get("delta") or {})
+        for name, items in (choice.get("logprobs") or {}).items():
+            known.setdefault("logprobs", {}).setdefault(name, []).extend(items or ())
         for name in ("finish_reason", "stop_reason"):
             if choice.get(name) is not None:
                 known[name] = choice[name]

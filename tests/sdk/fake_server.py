@@ -37,6 +37,8 @@ class FakeServer:
     """Seconds before a whole round's answer."""
     tool: str | None = None
     """A tool that every round's members are asked to call."""
+    answer: str | None = None
+    """What every member says; by default it repeats what it was told."""
     base_url: str = ""
     seen: list[tuple[str, str, dict[str, str], dict[str, Any]]] = field(default_factory=list)
     aborted: threading.Event = field(default_factory=threading.Event)
@@ -145,6 +147,8 @@ class _Handler(BaseHTTPRequestHandler):
                 entry["error"] = error(status)
             else:
                 entry |= completion(request.chat_body(agent, plain=True)["messages"])
+                if self.fake.answer is not None:
+                    entry["choices"][0]["message"]["content"] = self.fake.answer
                 if self.fake.tool is not None:
                     call = {
                         "id": "c1",

@@ -12,6 +12,7 @@ from ag2 import Agent, AgentReply, MemoryStream
 from ag2.events import BaseEvent, is_conversational
 from tokendance_sdk.errors import PromptError
 from tokendance_sdk.gathering import OpenRound
+from tokendance_sdk.progress import Progress
 from tokendance_sdk.prompt import DEFAULT_LABEL
 from tokendance_sdk.results import RoundResult
 from tokendance_sdk.series import RoundSeries
@@ -52,7 +53,7 @@ class Broadcast:
         label: text before each heard output, with `{owner}`; None for no label.
         on_failure: `raise`: the first failed agent's exception, when all are done; the next `round` asks only those
             that have not answered. `skip`: a failed agent says nothing this round.
-        patience, retry_failed, deadline, on_round, fields: as for `RoundSeries`.
+        patience, retry_failed, deadline, on_round, progress, fields: as for `RoundSeries`.
 
     Raises:
         PromptError: no agents, or two of one name.
@@ -69,6 +70,7 @@ class Broadcast:
         retry_failed: int = 0,
         deadline: float | None = None,
         on_round: Callable[[RoundResult], None] | None = None,
+        progress: Progress | None = None,
         **fields: Any,
     ) -> None:
         self._agents = {agent.name: agent for agent in agents}
@@ -84,6 +86,7 @@ class Broadcast:
             on_round=on_round,
             retry_failed=retry_failed,
             deadline=deadline,
+            progress=progress,
             **fields,
         )
         self._said: dict[str, str] = {}

@@ -13,6 +13,7 @@ from autogen_core import AgentRuntime, CancellationToken, Component, ComponentMo
 from pydantic import BaseModel, Field
 from tokendance_sdk.integrations.autogen.floor import Floor
 from tokendance_sdk.integrations.autogen.members import BroadcastContainer, BroadcastManager
+from tokendance_sdk.progress import Progress
 from tokendance_sdk.results import RoundResult
 from tokendance_sdk.series import RoundSeries
 
@@ -50,7 +51,7 @@ class BroadcastGroupChat(BaseGroupChat, Component[BroadcastGroupChatConfig]):  #
         session_id: names the conversation on the server; default: a new one. It is part of the saved state.
         on_failure: `raise`: when a participant fails, the run ends with a RuntimeError whose cause is the participant's
             exception, and the next `run()` asks only those who have not answered. `skip`: it says nothing this round.
-        patience, retry_failed, deadline, on_round: as for `RoundSeries`.
+        patience, retry_failed, deadline, on_round, progress: as for `RoundSeries`.
         fields: further fields of every round (`fidelity`, `backend`, `options`).
 
     Everything else is AutoGen's: `run`, `run_stream` (with chunks of agents that stream), cancellation tokens, `reset`,
@@ -77,6 +78,7 @@ class BroadcastGroupChat(BaseGroupChat, Component[BroadcastGroupChatConfig]):  #
         retry_failed: int = 0,
         deadline: float | None = None,
         on_round: Callable[[RoundResult], None] | None = None,
+        progress: Progress | None = None,
         **fields: Any,
     ) -> None:
         super().__init__(
@@ -105,6 +107,7 @@ class BroadcastGroupChat(BaseGroupChat, Component[BroadcastGroupChatConfig]):  #
             on_round=on_round,
             retry_failed=retry_failed,
             deadline=deadline,
+            progress=progress,
             **fields,
         )
         self._floor = Floor(series, [participant.name for participant in participants], on_failure)
