@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langgraph.pregel import Pregel
 from openai import AsyncOpenAI, OpenAI
-from pydantic import ValidationError
 from tokendance_sdk.async_client import AsyncTokenDance
 from tokendance_sdk.client import TokenDance
 from tokendance_sdk.errors import PromptError, TokenDanceError
+from tokendance_sdk.integrations.langgraph.calls import NEVER_SENT, Caller
 from tokendance_sdk.integrations.langgraph.chat import RoundChatModel
-from tokendance_sdk.integrations.langgraph.gather import WINDOW_S, Book, Call
-from tokendance_sdk.integrations.langgraph.memory import LEAST, MARKED, Sessions
-from tokendance_sdk.integrations.langgraph.messages import wire_messages
+from tokendance_sdk.integrations.langgraph.gather import WINDOW_S, Book
+from tokendance_sdk.integrations.langgraph.memory import LEAST
 from tokendance_sdk.integrations.langgraph.node import RoundNode, Update
-from tokendance_sdk.integrations.langgraph.places import CallPlace
 from tokendance_sdk.integrations.langgraph.rounds import Rounds, Sending
 from tokendance_sdk.integrations.langgraph.rounds_async import AsyncRounds
 from tokendance_sdk.integrations.langgraph.wrap import MEMBERS, wrapped
@@ -30,12 +25,8 @@ from tokendance_sdk.layout import Layout
 from tokendance_sdk.prompt import DEFAULT_LABEL, Label
 from tokendance_sdk.protocol import MAX_ROUND_SIZE
 from tokendance_sdk.results import RoundResult
-from tokendance_sdk.rounds_protocol import RoundAgent
 
 G = TypeVar("G", bound=Pregel[Any, Any, Any, Any])
-
-_NEVER_SENT = ("stream", "stream_usage", "stream_options")
-_FOR_ALL = ("timeout", "extra_headers", "extra_query", "deadline", "retry_failed")
 
 
 class RoundBroadcaster:
@@ -75,18 +66,19 @@ class RoundBroadcaster:
         self.async_client = (
             AsyncTokenDance(async_client) if isinstance(async_client, AsyncOpenAI) else async_client
         )
+        if self.client and self.async_client and isinstance(async_client, AsyncOpenAI):
+            one_server = self.client.client.base_url == self.async_client.client.base_url
+            if one_server:
+                self.async_client.kind = self.client.kind  # found out once, warned of once
         self.model = model
         self.layout = layout
         self.label = label
         self.on_round = on_round
         self.defaults = defaults
-        self._fidelity = {**(defaults.get("extra_body") or {}), **defaults}.get("fidelity")
-        self.sessions = Sessions(least)
+        self.calls = Caller(defaults, least)
         fields = dict(defaults)
         retries, deadline = fields.pop("retry_failed", 0), fields.pop("deadline", None)
         self._sending = Sending(fields, retries, deadline, on_round, Book(window))
-        self._home = f"g.{uuid.uuid4().hex[:12]}"
-        self._alone = itertools.count()
 
     @classmethod
     def from_model(cls, model: BaseChatModel, **options: Any) -> RoundBroadcaster:
@@ -102,7 +94,7 @@ class RoundBroadcaster:
         if not isinstance(sync, OpenAI) and not isinstance(asynchronous, AsyncOpenAI):
             raise PromptError(f"got a {type(model).__name__}; allowed: ChatOpenAI, which has OpenAI clients")
         parameters = dict(getattr(model, "_default_params", {}))
-        for name in _NEVER_SENT:
+        for name in NEVER_SENT:
             parameters.pop(name, None)
         return cls(**{"client": sync, "async_client": asynchronous, **parameters, **options})
 
@@ -124,7 +116,7 @@ class RoundBroadcaster:
             raise PromptError(f"got a {type(graph).__name__}; allowed: a compiled graph (`graph.compile()`)")
         if not 1 <= members <= MAX_ROUND_SIZE:
             raise PromptError(f"got members={members}; allowed: 1 to {MAX_ROUND_SIZE}")
-        return wrapped(graph, members, self.sessions)
+        return wrapped(graph, members, self.calls.sessions)
 
     def node(
         self,
@@ -189,47 +181,6 @@ class RoundBroadcaster:
     def async_rounds(self) -> AsyncRounds:
         """What the chat model sends through from event loops."""
         return AsyncRounds(self._async(), self._sending)
-
-    def call(
-        self,
-        model: str,
-        messages: Sequence[BaseMessage],
-        fields: Mapping[str, Any],
-        metadata: Mapping[str, Any] | None = None,
-        *,
-        streamed: bool,
-    ) -> Call:
-        """A call of the chat model from the node that runs now, known texts in its messages marked as blocks.
-
-        With fidelity `exact` nothing is marked: a boundary may change how the text around it is tokenized, and the
-        prompt is to be the one that the graph would send without TokenDance.
-
-        Raises:
-            PromptError: a field that a member of a round cannot have.
-        """
-        given = {name: value for name, value in fields.items() if name not in _NEVER_SENT}
-        given |= given.pop("extra_body", None) or {}
-        if "max_tokens" in given and "max_completion_tokens" in self.defaults:
-            given["max_completion_tokens"] = given.pop("max_tokens")  # servers let the newer name win
-        wrong = [name for name in _FOR_ALL if name in given]
-        if wrong:
-            raise PromptError(f"got {wrong[0]!r} for a single call; allowed: set it for the broadcaster")
-        place = CallPlace.here(self._home, metadata)
-        if place is None:
-            place = CallPlace((), self._home, f"{self._home}:{next(self._alone)}", "agent")
-        exact = given.get("fidelity", self._fidelity) == "exact"
-        known = () if exact else (self.sessions.of(place.session_id), MARKED)
-        wire, blocks = wire_messages(messages, known)
-        member = {**given, "messages": wire}
-        try:
-            RoundAgent.model_validate({"agent_id": place.agent, **member})
-        except ValidationError as error:
-            raise PromptError.of(error) from error
-        return Call(place, model, member, blocks, streamed)
-
-    def remember(self, session_id: str, text: str) -> None:
-        """What was said: recognised from now on in the prompts of this session."""
-        self.sessions.of(session_id).add(text)
 
     def _sync(self) -> TokenDance:
         if self.client is None:

@@ -95,7 +95,7 @@ class RoundChatModel(BaseChatModel):
                 if run_manager:
                     run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
-        self._owner.remember(call.place.session_id, said)
+        self._owner.calls.remember(call.place.session_id, said)
 
     async def _astream(
         self,
@@ -115,7 +115,7 @@ class RoundChatModel(BaseChatModel):
                 if run_manager:
                     await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
-        self._owner.remember(call.place.session_id, said)
+        self._owner.calls.remember(call.place.session_id, said)
 
     def _call(
         self,
@@ -128,11 +128,11 @@ class RoundChatModel(BaseChatModel):
         fields = {**kwargs, **({"stop": stop} if stop else {})}
         model = fields.pop("model", None) or self.model_name
         metadata = run_manager.metadata if run_manager is not None else None
-        return self._owner.call(model, messages, fields, metadata, streamed=streamed)
+        return self._owner.calls.call(model, messages, fields, metadata, streamed=streamed)
 
     def _result(self, call: Call, outcome: AgentResult | RoundEvent) -> ChatResult:
         assert isinstance(outcome, AgentResult), "only streamed calls are given pieces"
-        self._owner.remember(call.place.session_id, outcome.text)
+        self._owner.calls.remember(call.place.session_id, outcome.text)
         return chat_result(outcome, call.model, call.place.round_id)
 
     def _chunk(self, call: Call, outcome: AgentResult | RoundEvent) -> ChatGenerationChunk | None:

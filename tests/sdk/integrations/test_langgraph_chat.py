@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -276,11 +277,13 @@ def test_a_plain_server_gives_the_same_result_with_one_warning(server: Scripted)
     expected = run(owner, debate(owner.chat_model, 4, turns=3))
     with serving(Scripted(knows_rounds=False)) as plain:
         other = broadcaster(plain)
-        with pytest.warns(PlainServerWarning) as warned:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
             final = run(other, debate(other.chat_model, 4, turns=3))
+            asyncio.run(other.chat_model.ainvoke("plain hello"))
         chats = [body for path, _, body in plain.seen if path == CHAT_PATH]
     assert final["said"] == expected["said"]
-    assert len(chats) == 12
+    assert len(chats) == 13
     assert SEPARATOR not in str(chats)
     assert len([each for each in warned if each.category is PlainServerWarning]) == 1
 

@@ -71,14 +71,14 @@ def test_gathering_and_marking_cost_less_than_a_millisecond_an_agent(server: Scr
     words = random.Random(7)
     texts = [" ".join(f"{words.getrandbits(24):x}" for _ in range(150)) for _ in range(AGENTS)]
     for text in texts:
-        owner.remember("g.test", text)
+        owner.calls.remember("g.test", text)
     heard = "\n".join(text.strip() for text in texts[:8])
     prompts = [[SystemMessage(f"You are {n}."), HumanMessage(f"{heard}\nGo, {n}.")] for n in range(AGENTS)]
-    owner._home = "g.test"
+    owner.calls.home = "g.test"
     best = float("inf")
     for _ in range(5):
         started = time.process_time()
-        calls = [owner.call("m", prompt, {}, streamed=False) for prompt in prompts]
+        calls = [owner.calls.call("m", prompt, {}, streamed=False) for prompt in prompts]
         arguments = assemble(calls)
         best = min(best, time.process_time() - started)
     assert len(arguments["blocks"]) == 8
