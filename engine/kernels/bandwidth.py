@@ -32,7 +32,7 @@ class Speed:
 
 
 def measure(
-    rows: int = 16384, heads: int = 3, dim: int = 64, page: int = 32, dtype: torch.dtype = torch.float32,
+    rows: int = 32768, heads: int = 3, dim: int = 64, page: int = 32, dtype: torch.dtype = torch.float32,
     share: float = 0.08, repeats: int = 7,
 ) -> list[Speed]:  # fmt: skip
     """Time every CPU kernel on one layer; the first entry is a plain copy of as many rows (K and V).

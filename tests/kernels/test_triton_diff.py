@@ -71,7 +71,7 @@ def test_keys_are_compared_at_the_mirrors_positions(dim: int, rot: int, neox: bo
     layout=st.sampled_from(sorted(LAYOUTS)),
     seed=st.integers(0, 2**20),
 )
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_odd_sizes_are_compared_too(
     n: int, heads: int, half: int, rest: int, neox: bool, changes: int, layout: str, seed: int
 ) -> None:
