@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 pytest.importorskip("vllm")
 
-from planned_rounds import MARKER, Engine, covered, out, own_tokens, reasons, round_of
+from planned_rounds import MARKER, PAGE, Engine, covered, out, own_tokens, reasons, round_of
 from tiny_rounds import NEUTRAL, private
 from tokendance_sdk.protocol import FallbackReason
 
@@ -167,3 +168,61 @@ def test_sessions_do_not_see_each_others_masters() -> None:
     engine.plan(round_of([out(0), out(1)]))
     alone = engine.plan(round_of([out(0), out(1)], members=1), session="other")
     assert reasons(alone) == {FallbackReason.ALONE}
+
+
+def test_a_region_starts_where_a_member_has_something_of_its_own_in_between() -> None:
+    a, b, c = out(0), out(1), out(2)
+    own = [private(m, 50, 9) for m in range(3)]
+    for between, starts in (([], [0]), ([0], [0, 60]), ([1], [0, 120]), ([0, 1], [0, 60, 120])):
+        engine = Engine()
+        prompts = []
+        for m in range(3):
+            prompt = [private(m, 0, 30), a, *([own[m]] if 0 in between else [])]
+            prompts.append([*prompt, b, *([private(m, 60, 9)] if 1 in between else []), c, MARKER])
+        engine.plan(prompts)
+        transcript = engine.master().transcript
+        rows = {tuple(e.tokens.tolist()): e.row for e in transcript.entries}
+        assert transcript.regions == [rows[(a, b, c)[start // 60]] for start in starts]
+
+
+def test_regions_and_the_preamble_of_a_master_that_is_shared_start_and_end_with_pages() -> None:
+    engine = Engine()
+    prompts = [[private(m, 0, 30), out(0), private(m, 50, 9), out(1), MARKER] for m in range(3)]
+    engine.plan(prompts)
+    transcript = engine.master().transcript
+    assert len(transcript.preamble) % PAGE == 0
+    assert transcript.regions[0] == len(transcript.preamble)
+    assert [row % PAGE for row in transcript.regions] == [0, 0]
+    assert transcript.placed == 2
+
+
+def test_a_master_nobody_shares_is_as_short_as_can_be() -> None:
+    engine = Engine(placement="copy")
+    engine.plan(round_of([out(0), out(1)]))
+    transcript = engine.master().transcript
+    assert transcript.preamble.tolist() == NEUTRAL.tolist()
+    assert (transcript.regions, transcript.rows) == ([], len(NEUTRAL) + 120)
+
+
+def test_a_master_stands_where_its_members_meet_and_its_preamble_right_before() -> None:
+    engine = Engine()
+    engine.plan([[private(m, 0, n), out(0), out(1), MARKER] for m, n in enumerate((20, 300, 150))])
+    transcript = engine.master().transcript
+    first = transcript.regions[0]
+    at = transcript.frame.at(np.arange(transcript.rows)).tolist()
+    assert at == list(range(304 - first, 304 - first + transcript.rows))
+
+
+def test_positions_that_a_master_skips_count_against_the_models() -> None:
+    prompts = [[private(m, 0, 1000 + m), out(0), out(1), MARKER] for m in range(3)]
+    assert reasons(Engine(max_rows=1127).plan(prompts)) == {FallbackReason.MASTER_TOO_LONG}
+    assert reasons(Engine(max_rows=1128).plan(prompts)) == {None}
+
+
+def test_fillers_in_a_master_count_as_its_cost() -> None:
+    """Two members would save 60 tokens each and one master row more is computed for every filler."""
+    engine = Engine(tail_tokens=0)
+    members = engine.plan(round_of([out(0, 64)], members=2), first=0)
+    assert reasons(members) == {None}
+    saved = sum(engine.placement.estimate(m, engine.master().transcript).reused for m in members)
+    assert saved > engine.master().transcript.rows
