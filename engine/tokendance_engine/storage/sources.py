@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tokendance_engine.segments.key import Tokens
+from tokendance_engine.storage.capture import Content, confirmed
 from tokendance_engine.storage.family import Family
 from tokendance_engine.storage.handover import Taken
 from tokendance_engine.storage.layout import Layout
 from tokendance_engine.storage.mirror import Mirror
 from tokendance_engine.storage.positions import Positions
 from tokendance_engine.storage.references import References
+from tokendance_engine.storage.restore import Remake
 from tokendance_engine.storage.rows import ReadRows, Segment, read_rows, same_bits
 from tokendance_engine.storage.similarity import nearest
 
 COMMON = b"common start"
 """Context of segments that were not computed for a master: the leading tokens that several members' pages share."""
+
+
+def content_of(
+    layout: Layout,
+    family: Family,
+    previous: Mirror | None,
+    tokens: Tokens,
+    taken: Taken | None,
+    read: ReadRows,
+    remake: Remake | None,
+    same: int,
+    positions: Positions,
+) -> Content:
+    """What a member's pages hold, with every reference that can be had; arguments as `Store.put_mirror` has them."""
+    references = References.none()
+    if taken is not None:
+        references = taken_from(family, taken, len(tokens))
+    elif remake is not None:
+        references = alike(family, tokens)
+    content = Content(tokens, references, positions, unchanged(previous, tokens, positions, same))
+    if remake is None:
+        return content
+    return replace(content, references=confirmed(layout, content, read, remake))
 
 
 def taken_from(family: Family, taken: Taken, size: int) -> References:

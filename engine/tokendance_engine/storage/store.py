@@ -15,7 +15,7 @@ import numpy as np
 
 from tokendance_engine.segments.key import Tokens
 from tokendance_engine.storage.blocks import Flags
-from tokendance_engine.storage.capture import Content, confirmed, draft
+from tokendance_engine.storage.capture import draft
 from tokendance_engine.storage.handover import Found, Receipt, Taken
 from tokendance_engine.storage.keys import FamilyKey, Keys, segment_key
 from tokendance_engine.storage.master import Master
@@ -23,11 +23,10 @@ from tokendance_engine.storage.master_growth import begins, grown, pieces, read_
 from tokendance_engine.storage.mirror import Mirror
 from tokendance_engine.storage.pool import Pool
 from tokendance_engine.storage.positions import Positions
-from tokendance_engine.storage.references import References
 from tokendance_engine.storage.report import StoreReport, family_report
 from tokendance_engine.storage.restore import Remake, Work
 from tokendance_engine.storage.rows import ReadRows, Segment
-from tokendance_engine.storage.sources import alike, common_start, starting_with, taken_from, unchanged
+from tokendance_engine.storage.sources import common_start, content_of, starting_with
 from tokendance_engine.storage.spill import Spill
 
 
@@ -161,17 +160,12 @@ class Store:
         with self._lock:
             held = self._pool.get_or_make(family)
             previous = held.mirrors.get(agent)
-            same = unchanged(previous, tokens, positions, same)
-            references = References.none()
-            if taken is not None:
-                references = taken_from(held, taken, len(tokens))
-            elif self._remake is not None:
-                references = alike(held, tokens)
-            content = Content(tokens, references, positions, same, approximate_from)
-            if self._remake is not None:
-                content = replace(content, references=confirmed(self._layout, content, read, self._remake))
+            content = content_of(
+                self._layout, held, previous, tokens, taken, read, self._remake, same, positions
+            )
+            content = replace(content, approximate_from=approximate_from)
             room = 0
-            if common and not same and positions.steps[0, 1] == 0:
+            if common and not content.same and positions.steps[0, 1] == 0:
                 room = common * (self._layout.row_bytes + 4)
                 if self._pool.make_room(room, family):
                     start = common_start(self._layout, held, tokens[:common], read)
