@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokendance_engine.config import config_table
 from tokendance_engine.reuse import backends
-from tokendance_sdk.protocol import HEADER_FIELDS, FallbackReason, MemberReport, RoundTag
+from tokendance_sdk.protocol import HEADER_FIELDS, FallbackReason, MemberReport, PlacementReason, RoundTag
 
 HERE = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by docs/generate.py; do not edit. -->\n\n"
@@ -43,6 +43,7 @@ def protocol() -> str:
         f"| `{name}` | {field.description or ''} |" for name, field in MemberReport.model_fields.items()
     ]
     reasons = [f"| `{reason}` | {reason.describe()} |" for reason in FallbackReason]
+    placements = [f"| `{reason}` | {reason.describe()} |" for reason in PlacementReason]
     return (
         NOTE
         + "# Round protocol\n\n## Tag of a request\n\nIn headers, or in the body under `tokendance`.\n\n"
@@ -53,6 +54,8 @@ def protocol() -> str:
         + "\n".join(report)
         + "\n\n## Why nothing was reused (`fallback_reason`)\n\n| reason | meaning |\n|---|---|\n"
         + "\n".join(reasons)
+        + "\n\n## Why a region was copied (`placement_reason`)\n\n| reason | meaning |\n|---|---|\n"
+        + "\n".join(placements)
         + "\n"
     )
 
