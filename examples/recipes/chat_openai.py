@@ -17,7 +17,7 @@ from openai import OpenAI
 from pydantic import SecretStr
 
 AGENTS = {"isabella": "You own a cafe.", "klaus": "You study sociology.", "maria": "You study physics."}
-NEWS = "The mayor said that the Valentine's party at Hobbs Cafe begins at five on the fourteenth. " * 8
+NEWS = "Everybody in the village has heard that the party at Hobbs Cafe is on the fourteenth. " * 12
 
 
 async def speak(base_url: str, model: str, round_id: str, agent: str) -> str:

@@ -4,7 +4,7 @@
 set -euo pipefail
 base=${1:-http://localhost:8000/v1}
 model=$(curl -sf "$base/models" | sed -E 's/.*"data": ?\[\{"id": ?"([^"]+)".*/\1/')
-news=$(printf 'The mayor said that the party at Hobbs Cafe begins at five on the fourteenth. %.0s' 1 2 3 4 5 6 7 8)
+news=$(printf 'The mayor said that the party at Hobbs Cafe begins at five on the fourteenth. %.0s' 1 2 3 4 5 6 7 8 9 10 11 12)
 session="recipe-curl-$$"
 
 # 1. Ordinary requests: a header names the round, <TTSEP> stands around what the agents share.

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from openai import OpenAI
 
 AGENTS = {"isabella": "You own a cafe.", "klaus": "You study sociology.", "maria": "You study physics."}
-NEWS = "The mayor said that the Valentine's party at Hobbs Cafe begins at five on the fourteenth. " * 8
+NEWS = "The mayor said that the Valentine's party at Hobbs Cafe begins at five on the fourteenth. " * 12
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from tokendance_sdk.results import RoundResult
 from tokendance_sdk.series import RoundSeries
 
 AGENTS = {"isabella": "You own a cafe.", "klaus": "You study sociology.", "maria": "You study physics."}
-NEWS = "The mayor said that the Valentine's party at Hobbs Cafe begins at five on the fourteenth. " * 8
+NEWS = "The mayor said that the Valentine's party at Hobbs Cafe begins at five on the fourteenth. " * 12
 
 
 def show(result: RoundResult) -> None:

@@ -42,10 +42,22 @@ def test_exact_rounds_say_what_a_plain_server_says(
         assert chunks == "".join(ours["texts"][who])
 
 
-def test_reuse_is_visible_in_the_report(server: Server) -> None:
-    rounds = play(SCRIPT, server)["rounds"]
-    assert [r["groups"] for r in rounds] == [[3]] * 3
-    assert all(r["reused"] > 0 for r in rounds[1:]), rounds
+def test_reuse_is_visible_in_the_report_of_every_round(tiny_server: Server) -> None:
+    given = (
+        "--agents",
+        "8",
+        "--news",
+        "24",
+        "--max-tokens",
+        "40",
+        "--fidelity",
+        "fast",
+        "--village",
+        "Oak Hill",
+    )
+    rounds = play(SCRIPT, tiny_server, *given)["rounds"]
+    assert [r["groups"] for r in rounds] == [[8]] * 3
+    assert all(r["reused"] > 0 for r in rounds), rounds
 
 
 def test_64_agents_and_3_rounds_lose_and_double_nothing(tiny_server: Server) -> None:

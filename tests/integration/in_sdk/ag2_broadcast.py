@@ -20,6 +20,8 @@ async def main() -> None:
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--max-tokens", type=int, default=8)
     options.add_argument("--fidelity", default="balanced")
+    options.add_argument("--village", default="Hobbs", help="another one: nothing is in the prefix cache")
+    options.add_argument("--news", type=int, default=8, help="sentences that all hear")
     options.add_argument("--stream", action="store_true")
     args = options.parse_args()
 
@@ -34,7 +36,7 @@ async def main() -> None:
     )
     names = [f"agent_{n}" for n in range(args.agents)]
     broadcast = Broadcast(
-        [Agent(name, prompt=f"You are {name}.", config=config) for name in names],
+        [Agent(name, prompt=f"In {args.village} you are {name}.", config=config) for name in names],
         on_round=seen.append,
         fidelity=args.fidelity,
         patience=None,
@@ -46,7 +48,9 @@ async def main() -> None:
             chunks[name] += event.content
 
         broadcast.stream(name).where(ModelMessageChunk).subscribe(hear)
-    news = "The mayor said that the Valentine's party at Hobbs Cafe begins at five on the fourteenth. " * 8
+    news = (
+        "The mayor said that the Valentine's party at the cafe begins at five on the fourteenth. " * args.news
+    )
     done = await broadcast.run(news, rounds=args.rounds)
     rounds = [
         {

@@ -21,6 +21,8 @@ async def main() -> None:
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--max-tokens", type=int, default=8)
     options.add_argument("--fidelity", default="balanced")
+    options.add_argument("--village", default="Hobbs", help="another one: nothing is in the prefix cache")
+    options.add_argument("--news", type=int, default=8, help="sentences that all hear")
     options.add_argument("--stream", action="store_true")
     args = options.parse_args()
 
@@ -32,7 +34,7 @@ async def main() -> None:
         AssistantAgent(
             f"agent_{n}",
             model_client=client,
-            system_message=f"You are number {n}.",
+            system_message=f"In {args.village} you are number {n}.",
             model_client_stream=args.stream,
         )
         for n in range(args.agents)
@@ -42,7 +44,9 @@ async def main() -> None:
     )
     texts: dict[str, list[str]] = {}
     chunks: dict[str, str] = {}
-    news = "The mayor said that the Valentine's party at Hobbs Cafe begins at five on the fourteenth. " * 8
+    news = (
+        "The mayor said that the Valentine's party at the cafe begins at five on the fourteenth. " * args.news
+    )
     async for item in team.run_stream(task=news):
         if isinstance(item, ModelClientStreamingChunkEvent):
             chunks[item.source] = chunks.get(item.source, "") + item.content
