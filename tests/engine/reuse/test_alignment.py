@@ -3,113 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from aligned_rounds import BLOCKS, PAGE, START, Round, make_round, rounds
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_rounds import FILLER, Block, Prompt, cut, key_of, private
-from tokendance_engine.reuse.alignment import MIN_PAGES, Aligned, Aligner
-from tokendance_engine.reuse.selection import Reused, reused
-from tokendance_engine.segments.filling import UNFILLED, fill, moved, strip
+from tokendance_engine.reuse.alignment import Aligned, Aligner
+from tokendance_engine.segments.filling import UNFILLED, Filling, fill, strip
 from tokendance_engine.segments.frame import IN_PLACE
-from tokendance_engine.segments.transcript import Transcript
-
-PAGE = 4
-START = Aligned(UNFILLED, IN_PLACE)
-BLOCKS = [tuple(range(100 * i + 100, 100 * i + 100 + n)) for i, n in enumerate([9, 15, 4, 22, 8])]
-
-
-@dataclass(frozen=True)
-class Round:
-    """A master with placed regions, and members' prompts.
-
-    Attributes:
-        regions: the blocks of each region.
-    """
-
-    aligner: Aligner
-    transcript: Transcript
-    regions: list[list[Block]]
-    prompts: list[Prompt]
-
-    def found(self, prompt: Prompt, state: Aligned = START) -> list[Reused]:
-        tokens, segments = cut(prompt)
-        filled, at = fill(tokens, state.filling, FILLER), moved(segments, state.filling)
-        return reused(at, self.transcript.match(filled, at))
-
-    def align(self, prompt: Prompt, start: Aligned = START, cached: int = 0) -> Aligned:
-        return self.aligner.align(self.found(prompt, start), start, cached, self.transcript)
-
-    def wish(self, prompt: Prompt) -> int | None:
-        return self.aligner.wishes(self.found(prompt), START, 0, self.transcript)
-
-    def in_place(self, prompt: Prompt, state: Aligned) -> list[bool]:
-        """Of every region of which the member holds a run worth sharing: does that run lie as its rows lie?"""
-        answers = []
-        found = self.found(prompt, state)
-        for number in range(len(self.regions)):
-            run = first_run(found, *self.transcript.region(number))
-            if len(run) < MIN_PAGES * PAGE:
-                continue
-            index, row = np.array(run).T
-            same = state.frame.at(index) == self.transcript.frame.at(row)
-            answers.append(bool(same.all() and ((index - row) % PAGE == 0).all()))
-        return answers
-
-
-def first_run(found: Sequence[Reused], first: int, last: int) -> list[tuple[int, int]]:
-    """(index, row) of the first uninterrupted run of a region."""
-    run: list[tuple[int, int]] = []
-    for segment in found:
-        if first <= segment.row < last:
-            if run and run[-1] != (segment.start - 1, segment.row - 1):
-                break
-            run += zip(
-                range(segment.start, segment.end), range(segment.row, segment.row + segment.end), strict=False
-            )
-    return run
-
-
-def make_round(regions: list[list[Block]], prompts: list[Prompt], max_skipped: int = 1000) -> Round:
-    """Regions opened and placed one after another, as the planner does."""
-    made = Round(Aligner(PAGE, max_skipped), Transcript(np.full(8, 900, dtype=np.int32)), regions, prompts)
-    transcript = made.transcript
-    for region in regions:
-        transcript.open_region(np.full(-transcript.rows % PAGE, FILLER, dtype=np.int32))
-        for block in region:
-            transcript.append(key_of(block), np.array(block, dtype=np.int32))
-    while transcript.placed < len(regions):
-        wishes = [w for w in map(made.wish, prompts) if w is not None]
-        least = transcript.regions[transcript.placed] + transcript.frame.shift
-        position = made.aligner.position(wishes, least)
-        assert position >= least
-        transcript.place(position)
-    transcript.check()
-    return made
-
-
-@st.composite
-def rounds(draw: st.DrawFn, shuffled: bool) -> Round:
-    """Members with other private text before every region; some lack regions, some see them in another order."""
-    count = draw(st.integers(1, 5))
-    cuts = sorted(draw(st.sets(st.integers(1, count - 1), max_size=2))) if count > 1 else []
-    regions = [BLOCKS[a:b] for a, b in itertools.pairwise([0, *cuts, count])]
-    prompts = []
-    for member in range(draw(st.integers(1, 4))):
-        order = [*range(len(regions))]
-        if shuffled:
-            order = draw(st.permutations(order))
-        prompt, used = list[Block](), 0
-        for number in order[: draw(st.integers(1, len(order)))]:
-            own = draw(st.integers(0, 25))
-            blocks = draw(st.permutations(regions[number])) if shuffled else regions[number]
-            prompt += [private(member, used, own), *blocks]
-            used += own
-        prompts.append([*prompt, private(member, used, 3)])
-    return make_round(regions, prompts, draw(st.sampled_from([0, 8, 1000])))
 
 
 @given(rounds(shuffled=False))
@@ -160,7 +63,7 @@ def test_what_is_cached_already_keeps_its_fillers_and_positions(made: Round, dat
     size = len(cut(prompt)[0]) + before.filling.count
     cached = data.draw(st.integers(0, (size - 1) // PAGE)) * PAGE
     start = Aligned(
-        type(before.filling)(tuple(i for i in before.filling.inserts if i[0] < cached)),
+        Filling(tuple(i for i in before.filling.inserts if i[0] < cached)),
         before.frame.before(cached),
     )
     again = made.align(prompt, start, cached)
@@ -206,15 +109,15 @@ def test_one_member_far_away_does_not_drag_all_others_along() -> None:
     assert Aligner(16, 512).position([], 32) == 32
 
 
-def two_members(long: int, max_skipped: int) -> Round:
-    """Three members with histories of 10, 10 and `long` tokens before one region."""
+def unequal(long: int, max_skipped: int) -> Round:
+    """Histories of 10, 10 and `long` tokens before one region."""
     histories = [10, 10, long]
     prompts = [[private(m, 0, n), *BLOCKS[:2], (77,)] for m, n in enumerate(histories)]
     return make_round([BLOCKS[:2]], prompts, max_skipped)
 
 
 def test_members_with_other_histories_meet_where_the_longest_ends() -> None:
-    made = two_members(42, 1000)
+    made = unequal(42, 1000)
     states = [made.align(p) for p in made.prompts]
     assert made.transcript.frame.at(np.array([8])).tolist() == [44]
     assert [s.filling.inserts for s in states] == [((10, 2),), ((10, 2),), ((42, 2),)]
@@ -222,14 +125,14 @@ def test_members_with_other_histories_meet_where_the_longest_ends() -> None:
 
 
 def test_a_longer_history_than_the_regions_position_is_left_with_that_reason() -> None:
-    made = two_members(42, 20)
+    made = unequal(42, 20)
     states = [made.align(p) for p in made.prompts]
     assert [s.reason for s in states] == [None, None, "longer_history"]
     assert states[2] == Aligned(UNFILLED, IN_PLACE, 0, "longer_history")
 
 
 def test_a_history_so_short_that_too_much_would_be_skipped_is_left_with_that_reason() -> None:
-    made = two_members(10, 1000)
+    made = unequal(10, 1000)
     newcomer: Prompt = [private(8, 0, 2), *BLOCKS[:2], (77,)]
     strict = Round(Aligner(PAGE, 7), made.transcript, made.regions, [newcomer])
     assert strict.align(newcomer).reason == "shorter_history"
