@@ -64,11 +64,12 @@ class EngineConfig:
         512, "Most positions a member may skip before a shared region with placement 'auto'."
     )
     default_backend: str = _setting("master", "PIC backend of requests that name none.")
-    page_writer: str = _setting(
+    kernel: str = _setting(
         "auto",
-        "How pages are written: 'auto' uses raw stores where they were verified at start, 'backend' always "
-        "the attention backend's own writer.",
-        choices=("auto", "backend"),
+        "What restores pages: 'auto' uses Triton on GPUs and the fused pass on CPUs, where they were verified at "
+        "start; 'torch' the attention backend's own writer; 'triton' and 'triton-interpret' (any device, for tests) "
+        "Triton.",
+        choices=("auto", "torch", "triton", "triton-interpret"),
     )
     max_agents: int = _setting(_LIMITS.max_agents, "Most agents in one /v1/rounds request.", 1, 4096)
     max_blocks: int = _setting(_LIMITS.max_blocks, "Most blocks in one /v1/rounds request.")

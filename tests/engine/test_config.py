@@ -30,7 +30,7 @@ def test_flags_win_over_extra_config_which_wins_over_environment_which_wins_over
 
 
 def test_a_config_survives_the_trip_through_vllms_extra_config() -> None:
-    config = EngineConfig.resolve(flags={"master_share": 0.25, "page_writer": "backend"}, environ={})
+    config = EngineConfig.resolve(flags={"master_share": 0.25, "kernel": "torch"}, environ={})
     environ = {"TOKENDANCE_MASTER_SHARE": "0.9"}
     assert EngineConfig.from_extra_config(config.to_extra_config(), environ) == config
 
@@ -50,7 +50,9 @@ def test_a_config_is_read_from_an_absent_extra_config_and_the_environment() -> N
         ("tail_tokens", True, "a whole number, at least 0"),
         ("max_agents", 5000, "a whole number from 1 to 4096"),
         ("default_fidelity", "perfect", "one of exact, balanced, fast"),
-        ("page_writer", 3, "one of auto, backend"),
+        ("kernel", 3, "one of auto, torch, triton, triton-interpret"),
+        ("placement", "near", "one of auto, shared, copy"),
+        ("max_skipped_positions", -1, "a whole number, at least 0"),
         ("default_backend", "", "a name"),
         ("max_segments", None, "a whole number, at least 1"),
     ],

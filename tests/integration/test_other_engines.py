@@ -15,6 +15,7 @@ HERE = Path(__file__).parent / "inproc"
 ENGINES = [
     ("engine_bf16.py", ""),
     ("engine_small_pool.py", ""),
+    ("engine_triton.py", ""),
     ("engine_soak.py", ""),
     ("engine_model.py", "qwen2:64"),
     ("engine_model.py", "qwen3:128"),

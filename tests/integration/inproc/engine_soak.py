@@ -1,15 +1,18 @@
 """Rounds, plain requests, aborts, preemptions and faults at random, in a pool that is too small for all of them.
 
 Members that recompute everything they restore, `exact` members and plain requests have one right answer each, whatever
-happens around them; approximate members are there to leave pages behind.
+happens around them; approximate members share pages and leave pages behind. Agents carry their contexts from round to
+round, join late and drop out. `TOKENDANCE_SOAK` sets how many engine steps each seed takes.
 """
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
 import pytest
+import torch
 from rounds import Rounds, join
 from steps import Steps
 from tokendance_bench.inproc import Prompt
@@ -17,6 +20,7 @@ from tokendance_bench.inproc import Prompt
 pytestmark = pytest.mark.server
 SETTINGS = {"num_gpu_blocks_override": 80, "max_model_len": 1024, "max_num_seqs": 8}
 ANSWER = 6
+PAGE = 32
 SESSIONS = 3
 
 
@@ -37,6 +41,39 @@ def _library(rounds: Rounds) -> list[list[Prompt]]:
     return library
 
 
+class Watch:
+    """The bytes of masters' pages, which nobody may write to once they are full."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self._seen: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
+        self.compared = 0
+
+    def look(self) -> None:
+        cache = next(iter(self._rounds.worker._caches.values()))
+        alive = {}
+        for master in self._rounds.scheduler._families.masters():
+            if master.id in self._rounds.worker._broken_masters:
+                continue
+            for i in range(master.sent // PAGE):
+                page, before = self._seen.get((master.id, i), (master.blocks[i].block_id, None))
+                assert page == master.blocks[i].block_id, "a master's page was exchanged"
+                now = cache[page]
+                if before is not None:
+                    assert torch.equal(before, now), f"page {page} of master {master.id} was written to"
+                    self.compared += 1
+                alive[master.id, i] = (page, now.clone() if before is None else before)
+        self._seen = alive
+
+
+def _grown(
+    rounds: Rounds, prompt: Prompt, answer: list[int], blocks: list[list[int]], end: list[int]
+) -> Prompt:
+    """An agent's context one round later; back to its start when it gets long."""
+    more = join(prompt.agent, prompt.tokens + answer, blocks, end)
+    return Prompt(prompt.agent, more.tokens, prompt.boundaries + more.boundaries)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_every_exact_answer_is_right_whatever_happens_around_it(rounds: Rounds, seed: int) -> None:
     dice = random.Random(seed)
@@ -49,6 +86,13 @@ def test_every_exact_answer_is_right_whatever_happens_around_it(rounds: Rounds, 
     cap, gather.cap = gather.cap, 0.05
     checked: dict[str, str] = {}
     names: list[str] = []
+    contexts = {p.agent: p for p in prompts}
+    asked: dict[str, Prompt] = {}
+    names_of: dict[str, str] = {}
+    pending: dict[str, Prompt] = {}
+    shared = 0
+    watch = Watch(rounds)
+    step, limit = 0, int(os.environ.get("TOKENDANCE_SOAK", "320"))
 
     def add(prompt: Prompt, kind: str, fields: dict[str, Any] | None) -> None:
         names.append(f"{kind}-{len(names)}-{prompt.agent}")
@@ -57,20 +101,31 @@ def test_every_exact_answer_is_right_whatever_happens_around_it(rounds: Rounds, 
         steps.add(names[-1], prompt, fields, max_tokens=ANSWER)
 
     try:
-        for _ in range(160):
+        while step < limit:
             chance = dice.random()
             if len(scheduler.requests) > 14:
                 chance = 0.5 + chance / 2
             if chance < 0.12:
                 session = dice.randrange(SESSIONS)
                 group = dice.sample(library[session], dice.randint(2, 4))
-                kind = dice.choice(["all", "all", "fast", "exact"])
+                kind = dice.choice(["all", "fast", "fast", "exact"])
                 size = dice.choice([len(group), len(group), len(group) + 1, len(group) - 1, None])
                 how = {"backend": "all"} if kind == "all" else {"fidelity": kind}
                 tag = {"round_id": f"{kind}{session}:{dice.randrange(3)}", "round_size": size, **how}
+                more, end = [rounds.random(70), rounds.random(40)], rounds.random(12)
                 for prompt in group:
+                    if kind == "fast":
+                        # Some of them have this session's last round in their context, some join or start anew.
+                        before = contexts[prompt.agent]
+                        known = asked.get(prompt.agent) is before and dice.random() < 0.8
+                        answer = steps.tokens(names_of[prompt.agent]) if known else []
+                        long = len(before.tokens) > 600 or not known
+                        contexts[prompt.agent] = prompt if long else _grown(rounds, before, answer, more, end)
+                        prompt = contexts[prompt.agent]
                     mixed = kind == "all" and dice.random() < 0.2
                     add(prompt, "exact" if mixed else kind, {**tag, "fidelity": "exact"} if mixed else tag)
+                    if kind == "fast":
+                        pending[names[-1]] = prompt
             elif chance < 0.2:
                 add(dice.choice(prompts), "plain", None)
             elif chance < 0.53 and chance > 0.5 and scheduler.requests:
@@ -87,8 +142,15 @@ def test_every_exact_answer_is_right_whatever_happens_around_it(rounds: Rounds, 
                 ):
                     steps.step()
             with steps.chunks(dice.choice([0, 0, 48, 100])):
-                steps.step(dice.randint(1, 3))
-            rounds.scheduler.check()
+                for _ in range(dice.randint(1, 3)):
+                    steps.step()
+                    step += 1
+                    rounds.scheduler.check()
+                    watch.look()
+            for name in [n for n in pending if n in steps.outputs and steps.outputs[n].finished]:
+                prompt = pending.pop(name)
+                asked[prompt.agent], names_of[prompt.agent] = prompt, name
+                shared += steps.report(name)["shared_tokens"]
         steps.finish()
     finally:
         gather.cap = cap
@@ -98,6 +160,8 @@ def test_every_exact_answer_is_right_whatever_happens_around_it(rounds: Rounds, 
     assert {"all", "exact", "plain"} <= kinds
     reports = [steps.report(n) for n in checked if not n.startswith("plain")]
     assert any(r["recomputed_tokens"] > 0 for r in reports), "nothing was restored: the test shows nothing"
+    assert shared > 0, "no page was shared: the test shows nothing"
+    assert watch.compared > 100
     for report in reports:
         parts = ("cached_tokens", "reused_tokens", "recomputed_tokens", "fresh_tokens")
         assert sum(report[p] for p in parts) == report["prompt_tokens"] + report["filler_tokens"]

@@ -66,7 +66,7 @@ class WorkerSide:
             return f"reuse is off: {self._unsupported}"
         kv, _ = self._engine
         kind = type(kv.layers[0].module.impl).__name__
-        path = type(kv).__name__
+        path = getattr(kv, "path", type(kv).__name__)
         return f"reuse is on for {len(kv.layers)} layers, pages of {kv.page_size} tokens, {kind}, restore by {path}"
 
     def status(self) -> dict[str, Any]:
@@ -158,7 +158,12 @@ class WorkerSide:
 
     def _open_pages(self, layers: list[Layer]) -> PagedKV:
         """The fastest restore that was verified on these pages."""
-        if self._settings.page_writer == "auto" and layers[0].cache.device.type == "cpu":
+        kernel, device = self._settings.kernel, layers[0].cache.device.type
+        if kernel.startswith("triton") or (kernel == "auto" and device == "cuda"):
+            from tokendance_engine.adapters.vllm.gpu_pages import TritonPagedKV
+
+            return TritonPagedKV(layers, interpret=kernel == "triton-interpret")
+        if kernel == "auto" and device == "cpu":
             try:
                 from tokendance_engine.adapters.vllm.cpu_pages import CpuPagedKV
 
