@@ -7,9 +7,11 @@ once when vLLM has all of them in its batch; a preemption means that the space w
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -142,15 +144,17 @@ def measure(
                 **tag,
             )
         core.add_request(f"{system}-{number}-{i}", {"prompt_token_ids": prompt.tokens}, params)
-    most, quiet, used, steps = 0, 0, 0, 0
-    reports = []
+    most, quiet, used = 0, 0, 0
+    reports, seconds = [], []
     with preempted:
         while core.has_unfinished_requests():
+            together, started = len(scheduler.running) == len(prompts), time.perf_counter()
             for output in core.step():
                 if output.finished:
                     reports.append((output.kv_transfer_params or {}).get("tokendance"))
-            steps += 1
             running = len(scheduler.running)
+            if together:
+                seconds.append(time.perf_counter() - started)
             most = max(most, running)
             if not preempted.count:
                 quiet = max(quiet, running)
@@ -170,7 +174,7 @@ def measure(
         "shared_tokens": round(sum(r["shared_tokens"] for r in told) / max(1, len(told))),
         "reused_tokens": round(sum(r["reused_tokens"] for r in told) / max(1, len(told))),
         "served_plainly": sum(r["fallback_reason"] is not None for r in told),
-        "steps": steps,
+        "decode_step_ms": round(statistics.median(seconds) * 1e3, 1) if seconds else None,
     }
 
 

@@ -69,9 +69,7 @@ def test_a_users_worker_extension_is_kept(parser: Any) -> None:
 
 def test_the_flag_and_settings_work_in_a_config_file(parser: Any, tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
-    file.write_text(
-        "plugin: [tokendance_engine]\ntokendance-fast-tokens: 8\ntokendance_kernel: torch\n"
-    )
+    file.write_text("plugin: [tokendance_engine]\ntokendance-fast-tokens: 8\ntokendance_kernel: torch\n")
     parsed = parser.parse_args(["--config", str(file)])
     settings = parsed.kv_transfer_config.kv_connector_extra_config["tokendance"]
     assert (settings["fast_tokens"], settings["kernel"]) == (8, "torch")

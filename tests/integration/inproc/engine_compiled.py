@@ -28,3 +28,23 @@ def test_a_pass_of_one_token(rounds: Rounds) -> None:
     finally:
         kv_batch.max_tokens = limit
     assert got.tokens == truth[:2]
+
+
+def test_shared_pages_and_copies_of_them_give_the_same_answers(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions are shifted in the compiled model's own buffer."""
+    from tokendance_engine.adapters.vllm import placement
+    from tokendance_engine.reuse.plan import Context
+
+    prompts = rounds.members((70, 101, 133), (150, 150, 150))
+    shared = rounds.play(prompts, fidelity="fast", max_tokens=30)
+    assert all(r["shared_tokens"] > 0 for r in shared.reports)
+    assert any(r["skipped_positions"] for r in shared.reports)
+    rounds.forget()
+    rounds.scribble()
+    unshifted = rounds.plain(prompts, max_tokens=30)
+    monkeypatch.setattr(placement, "Context", lambda *args: Context(*args[:-1], share=False))
+    copied = rounds.play(prompts, fidelity="fast", max_tokens=30)
+    assert copied.tokens == shared.tokens
+    assert unshifted != shared.tokens, "the round was not approximate: the test shows nothing"
