@@ -9,11 +9,12 @@ session="recipe-curl-$$"
 
 # 1. Ordinary requests: a header names the round, <TTSEP> stands around what the agents share.
 say() {
-    curl -sf "$base/chat/completions" -H 'content-type: application/json' \
+    local answer  # printed in one go: three run at once
+    answer=$(curl -sf "$base/chat/completions" -H 'content-type: application/json' \
         -H "X-TokenDance-Round-Id: $session:0" -H "X-TokenDance-Agent-Id: $1" -H 'X-TokenDance-Round-Size: 3' \
         -d '{"model": "'"$model"'", "max_tokens": 8, "temperature": 0, "messages": [{"role": "user",
-             "content": "You are '"$1"'.\n<TTSEP>'"$news"'<TTSEP>\nWhat do you do?"}]}'
-    echo
+             "content": "You are '"$1"'.\n<TTSEP>'"$news"'<TTSEP>\nWhat do you do?"}]}')
+    printf '%s\n' "$answer"
 }
 for agent in isabella klaus maria; do say "$agent" & done
 wait
