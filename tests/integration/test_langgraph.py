@@ -69,13 +69,21 @@ def test_a_graph_written_with_chat_openai_gives_the_same_results_in_rounds(
 
 
 @pytest.mark.parametrize(
-    ("pattern", "fidelity"),
-    [("debate", "balanced"), ("debate", "fast"), ("mapreduce", "fast"), ("supervisor", "fast")],
+    ("pattern", "fidelity", "length"),
+    [
+        ("debate", "balanced", {"turns": 2}),
+        ("debate", "fast", {"turns": 2}),
+        ("mapreduce", "fast", {}),
+        ("supervisor", "fast", {"turns": 1}),
+    ],
 )
-def test_reuse_is_visible_in_the_reports(server: Server, pattern: str, fidelity: str) -> None:
+def test_reuse_is_visible_in_the_reports(
+    server: Server, pattern: str, fidelity: str, length: dict[str, int]
+) -> None:
     reports = Reports()
-    llm = model(server, extra_body={"fidelity": fidelity})
-    texts = load(f"langgraph_{pattern}_tokendance").run(llm, config={"callbacks": [reports]})
+    # Long enough answers: the beginning of each block is computed again.
+    llm = model(server, max_tokens=96, extra_body={"fidelity": fidelity})
+    texts = load(f"langgraph_{pattern}_tokendance").run(llm, config={"callbacks": [reports]}, **length)
     assert all(text and SEPARATOR not in text for text in texts)
     reused = sum(report["reused_tokens"] for report in reports.all)
     print(
