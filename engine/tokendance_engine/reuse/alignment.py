@@ -8,7 +8,7 @@ stands where the master's rows stand.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,12 +30,14 @@ class Aligned:
         frame: where its filled tokens stand.
         aligned: regions brought into place.
         reason: why the first region that could not be brought into place was left; None if all were.
+        end: where the last of these regions ends, in filled coordinates of the cached part.
     """
 
     filling: Filling
     frame: Frame
     aligned: int = 0
     reason: str | None = None
+    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +121,12 @@ class Aligner:
         return Run(start, end, row) if end - start >= MIN_PAGES * self.page_size else None
 
     def _place(self, run: Run, state: Aligned, start: Aligned, transcript: Transcript) -> Aligned:
+        if run.start < state.end:  # fillers and skipped positions here would move what is in place already
+            return _left(state, "shorter_history")
         at = run.start + state.filling.count - start.filling.count
         count = (run.row - at) % self.page_size
+        if count and not at:  # the first tokens of a context are attention sinks
+            return _left(state, "shorter_history")
         shift = int(transcript.frame.at(np.array([run.row]))[0]) - (at + count)
         if shift < state.frame.shift:
             return _left(state, "longer_history")
@@ -131,8 +137,9 @@ class Aligner:
             state.frame.stepped(at + count, shift),
             state.aligned + 1,
             state.reason,
+            run.end,
         )
 
 
 def _left(state: Aligned, reason: str) -> Aligned:
-    return Aligned(state.filling, state.frame, state.aligned, state.reason or reason)
+    return replace(state, reason=state.reason or reason)

@@ -123,7 +123,7 @@ def make_plan(context: Context, found: Sequence[Reused], backend: Backend, tail:
     restore = [
         (row_of[a], a, b - a)
         for start, stop in runs_of(own)
-        for a, b in _consecutive(row_of, int(start), int(stop))
+        for a, b in _consecutive(context, row_of, int(start), int(stop))
     ]
     first = np.flatnonzero(reused)
     skipped = [at for at, _ in context.frame.steps if at >= cached]
@@ -169,8 +169,10 @@ def _shared_pages(context: Context, end: int, row_of: Indices, reused: Mask) -> 
     return np.stack([pages + cached // size, first[pages, 0] // size], axis=1)
 
 
-def _consecutive(row_of: Indices, start: int, stop: int) -> list[tuple[int, int]]:
-    """Split [start, stop) where master rows jump."""
-    cuts = np.flatnonzero(np.diff(row_of[start:stop]) != 1) + start + 1
+def _consecutive(context: Context, row_of: Indices, start: int, stop: int) -> list[tuple[int, int]]:
+    """Split [start, stop) where master rows jump, or the difference of positions that their keys are rotated by."""
+    rows = row_of[start:stop]
+    turn = context.frame.at(np.arange(start, stop)) - context.master.at(rows)
+    cuts = np.flatnonzero((np.diff(rows) != 1) | (np.diff(turn) != 0)) + start + 1
     edges = [start, *cuts.tolist(), stop]
     return list(itertools.pairwise(edges))

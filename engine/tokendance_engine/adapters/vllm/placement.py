@@ -78,6 +78,10 @@ class Placement:
         """Give a member its fillers, positions and `found` segments; what is cached of it keeps its own."""
         lies, member.placement_reason = self._choose(member, transcript)
         member.lie(lies)
+        self.find(member, transcript)
+
+    def find(self, member: Member, transcript: Transcript) -> None:
+        """Look a member's segments up where they lie now."""
         member.found = _found(member.prompt, member.segments, transcript)
 
     def plan(self, member: Member, transcript: Transcript) -> Plan:

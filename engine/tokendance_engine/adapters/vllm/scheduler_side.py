@@ -165,6 +165,7 @@ class SchedulerSide:
             points = member.lies.points
             kept = member.lies.before(plan.end, size)
             member.lie(Disposition(kept.filling, kept.frame, points))
+            self._placement.find(member, transcript)
             plan = self._placement.plan(member, transcript)
         cached = self.pool.lookup(member.request.block_hashes[: plan.cached // size])
         rest = -(-(len(member.prompt) + 1) // size) - plan.end // size
