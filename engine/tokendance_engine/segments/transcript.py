@@ -75,13 +75,15 @@ class Transcript:
         return self.regions[number], after
 
     def place(self, position: int) -> None:
-        """Say where the first region without a position starts; the preamble stands right before the very first.
+        """Say where the first region without a position starts; it skips the positions between.
+
+        The preamble keeps its place at the start of the context, as members' histories do.
 
         Raises:
             ValueError: it would stand before the end of what precedes it.
         """
         row = self.regions[self.placed]
-        self.frame = self.frame.stepped(0 if row == len(self.preamble) else row, position - row)
+        self.frame = self.frame.stepped(row, position - row)
         self.placed += 1
 
     def copy(self) -> Transcript:
@@ -127,7 +129,7 @@ class Transcript:
         assert sum(map(len, self._by_key.values())) == sum(e.key != FILLER for e in self.entries)
         assert sorted(set(self.regions)) == self.regions
         assert self.placed <= len(self.regions)
-        assert all(first in (0, *self.regions) for first, _ in self.frame.steps)
+        assert all(first in self.regions for first, _ in self.frame.steps)
 
 
 def shared_order(

@@ -138,13 +138,13 @@ def test_regions_get_their_positions_in_order_and_skip_none_by_themselves() -> N
     assert made.frame.steps == ((8, 12),), "the third follows the second without a gap"
 
 
-def test_the_preamble_stands_right_before_the_first_region() -> None:
+def test_the_preamble_keeps_its_place_and_the_first_region_skips() -> None:
     made = Transcript(np.arange(4, dtype=np.int32))
     made.open_region(np.zeros(0, dtype=np.int32))
     made.append(key_of((1, 2)), np.array([1, 2], dtype=np.int32))
     made.place(20)
     made.check()
-    assert made.frame.at(np.arange(made.rows)).tolist() == list(range(16, 22))
+    assert made.frame.at(np.arange(made.rows)).tolist() == [0, 1, 2, 3, 20, 21]
 
 
 def test_rows_that_were_computed_before_any_region_keep_their_positions() -> None:

@@ -204,13 +204,13 @@ def test_a_master_nobody_shares_is_as_short_as_can_be() -> None:
     assert (transcript.regions, transcript.rows) == ([], len(NEUTRAL) + 120)
 
 
-def test_a_master_stands_where_its_members_meet_and_its_preamble_right_before() -> None:
+def test_a_masters_region_stands_where_its_members_meet_and_its_preamble_at_the_start() -> None:
     engine = Engine()
     engine.plan([[private(m, 0, n), out(0), out(1), MARKER] for m, n in enumerate((20, 300, 150))])
     transcript = engine.master().transcript
     first = transcript.regions[0]
     at = transcript.frame.at(np.arange(transcript.rows)).tolist()
-    assert at == list(range(304 - first, 304 - first + transcript.rows))
+    assert at == [*range(first), *range(304, 304 + transcript.rows - first)]
 
 
 def test_positions_that_a_master_skips_count_against_the_models() -> None:
