@@ -51,7 +51,7 @@ test-sdk: $(SDK_READY) $(ENGINE_READY)
 	$(WITH_MODEL) .venv-sdk/bin/pytest -q -m "not server" tests/sdk $(ARGS)
 
 # Only this folder is collected: vLLM cannot start an engine in a process that has imported numba, as unit tests do.
-test-server: $(ENGINE_READY)
+test-server: $(ENGINE_READY) $(SDK_READY)
 	$(WITH_MODEL) $(BIN)/pytest -q -m server tests/integration $(ARGS)
 
 test-compiled: $(ENGINE_READY)  ## rounds on vLLM's compiled model: compiling takes minutes
