@@ -21,8 +21,7 @@ from tokendance_engine.adapters.vllm.members import Member
 from tokendance_engine.adapters.vllm.messages import Shifts, StepMeta, WorkerReport
 from tokendance_engine.adapters.vllm.page_pool import PagePool
 from tokendance_engine.adapters.vllm.placement import Placement
-from tokendance_engine.adapters.vllm.preparation import Preparation
-from tokendance_engine.adapters.vllm.rekey import Disposition
+from tokendance_engine.adapters.vllm.preparer import Preparer
 from tokendance_engine.adapters.vllm.round_planner import RoundPlanner
 from tokendance_engine.adapters.vllm.step_work import StepWork
 from tokendance_engine.adapters.vllm.support import max_positions
@@ -66,18 +65,34 @@ class SchedulerSide:
         limit = settings.max_round_tokens or config.scheduler_config.max_num_batched_tokens
         self._work = StepWork(self._families, limit)
         self._manager: KVCacheManager | None = None
-        self._pool: PagePool | None = None
+        self._bound: Preparer | None = None
+
+    @property
+    def _preparer(self) -> Preparer:
+        assert self._bound is not None, "vLLM has not bound its block pool"
+        return self._bound
 
     @property
     def pool(self) -> PagePool:
         """vLLM's pages."""
-        assert self._pool is not None, "vLLM has not bound its block pool"
-        return self._pool
+        return self._preparer.pool
 
     def bind(self, manager: KVCacheManager) -> None:
         """Take vLLM's page pool; masters and members' pages are allocated from it."""
-        self._manager, self._pool = manager, PagePool(manager.block_pool)
-        self._families.bind(self._pool)
+        pool = PagePool(manager.block_pool)
+        self._manager = manager
+        self._families.bind(pool)
+        self._bound = Preparer(
+            pool,
+            self._families,
+            self._placement,
+            self._work,
+            self._unwritten,
+            self._members,
+            self._page_size,
+            self._max_seqs,
+            self._settings.min_reused_tokens,
+        )
 
     def on_new_request(self, request: Request) -> None:
         """Register a request; untagged ones are only watched while they run."""
@@ -132,7 +147,7 @@ class SchedulerSide:
                 return True
             members = [m for m in group if m.reason is None]
             for each in members:
-                each.cached = self._cached(each)
+                each.cached = self._preparer.cached(each)
             self._planner.plan(members)
         if member.reason is not None:
             return False
@@ -142,50 +157,15 @@ class SchedulerSide:
             return True
         return self._prepare(member)
 
-    def _cached(self, member: Member) -> int:
-        """Tokens in the prefix cache, as vLLM would say: never all of the prompt."""
-        keys = member.request.block_hashes[: (len(member.prompt) - 1) // self._page_size]
-        return len(self.pool.lookup(keys)) * self._page_size
-
     def _prepare(self, member: Member) -> bool:
-        """Plan a member and hand its pages out to be filled; True if it waits for that, or for room."""
-        assert member.master is not None
-        transcript, size = member.master.transcript, self._page_size
-        if self._cached(member) != member.cached:
-            member.cached = self._cached(member)
-            self._placement.lay_out(member, transcript)
-        plan = self._placement.plan(member, transcript)
-        if plan.reused + plan.selected < self._settings.min_reused_tokens:
-            covered = sum(s.end - s.start for s in member.found or []) >= self._settings.min_reused_tokens
-            reason = FallbackReason.PREFIX_CACHED if covered and member.cached else FallbackReason.NO_GAIN
-            self._settle(member, reason)
+        """Have a member's pages filled; True if it waits for that, or for room."""
+        outcome = self._preparer.prepare(member)
+        if isinstance(outcome, FallbackReason):
+            self._settle(member, outcome)
             return False
-        if any(first >= plan.end for first, _ in member.lies.frame.steps):
-            # Nothing of that region is reused after all, so its positions need not be skipped.
-            points = member.lies.points
-            kept = member.lies.before(plan.end, size)
-            member.lie(Disposition(kept.filling, kept.frame, points))
-            self._placement.find(member, transcript)
-            plan = self._placement.plan(member, transcript)
-        cached = self.pool.lookup(member.request.block_hashes[: plan.cached // size])
-        rest = -(-(len(member.prompt) + 1) // size) - plan.end // size
-        needed = len(plan.private_pages(size)) + sum(b.ref_cnt == 0 for b in cached)
-        if self.pool.free < needed + rest:
-            self._families.give_way(needed + rest)
-        if not self._work.fits(plan) or self.pool.free < needed + rest or not self._has_seat():
+        if not outcome:
             self._gathering.hold()
-            return True
-        member.plan = plan
-        start = plan.approximate_from
-        member.key_apart(None if start is None else start // size)
-        member.preparation = Preparation.make(self.pool, cached, plan, member.master.blocks, size)
-        self._work.hand_out(member)
         return True
-
-    def _has_seat(self) -> bool:
-        """Whether vLLM could run one more request once all prepared ones run."""
-        prepared = sum(m.preparation is not None for m in self._members.values())
-        return self._unwritten.running() + prepared < self._max_seqs
 
     def seat(self, request: Request) -> None:
         """VLLM gave a request its page table, which from now on holds the pages."""
