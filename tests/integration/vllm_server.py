@@ -122,6 +122,8 @@ def server_command(model: Path, port: int, arguments: Sequence[str] = ()) -> lis
         *("--port", str(port)),
         *("--dtype", "float32"),
         "--enforce-eager",
+        "--block-size",
+        "32",
         *("--max-model-len", "4096"),
         *("--gpu-memory-utilization", "0.2"),
         *arguments,
