@@ -88,7 +88,7 @@ class Engine:
         tokens, segments = cut(prompt)
         member = Member(
             make_request(agent, tokens.tolist(), answer),
-            EngineTag("r", agent, session, agent, **tag),
+            EngineTag("r", agent, session, agent, **{"fidelity": "fast", **tag}),
             ("", session),
             tokens,
             segments,

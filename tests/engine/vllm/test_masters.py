@@ -191,7 +191,12 @@ def test_rows_after_skipped_positions_are_handed_out_as_runs_of_their_own() -> N
     assert master is not None
     first, second = master.next_job(PAGE + 4), master.next_job(1000)
     runs = [(run.start, len(run.tokens), run.shift) for run in (*first.runs, *second.runs)]
-    assert runs == [(0, PAGE + 4, 2 * PAGE), (PAGE + 4, 28, 2 * PAGE), (3 * PAGE, 20, 4 * PAGE)]
+    assert runs == [
+        (0, PAGE, 0),
+        (PAGE, 4, 2 * PAGE),
+        (PAGE + 4, 28, 2 * PAGE),
+        (3 * PAGE, 20, 4 * PAGE),
+    ]
     assert (first.tokens, second.tokens, master.pending) == (PAGE + 4, 48, 0)
     handed = [t for job in (first, second) for run in job.runs for t in run.tokens.tolist()]
     assert handed == wanted.tokens().tolist()

@@ -213,10 +213,11 @@ def test_a_masters_region_stands_where_its_members_meet_and_its_preamble_at_the_
     assert at == [*range(first), *range(304, 304 + transcript.rows - first)]
 
 
-def test_positions_that_a_master_skips_count_against_the_models() -> None:
+def test_members_copy_where_the_model_has_no_positions_to_skip() -> None:
     prompts = [[private(m, 0, 1000 + m), out(0), out(1), MARKER] for m in range(3)]
-    assert reasons(Engine(max_rows=1127).plan(prompts)) == {FallbackReason.MASTER_TOO_LONG}
-    assert reasons(Engine(max_rows=1128).plan(prompts)) == {None}
+    engines = Engine(max_rows=1127), Engine(max_rows=1128)
+    assert [reasons(engine.plan(prompts)) for engine in engines] == [{None}, {None}]
+    assert [len(engine.master().transcript.regions) for engine in engines] == [0, 1]
 
 
 def test_fillers_in_a_master_count_as_its_cost() -> None:

@@ -32,7 +32,7 @@ def test_recomputing_everything_in_the_virtual_batch_equals_full_prefill(rounds:
         assert report["fallback_reason"] is None
 
 
-@pytest.mark.parametrize("placement", ["auto", "copy"])
+@pytest.mark.parametrize("placement", ["shared", "copy"])
 @pytest.mark.parametrize(("fidelity", "least"), [("balanced", 32 + 32), ("fast", 0)])
 def test_approximate_members_report_every_token_once(
     rounds: Rounds, placement: str, fidelity: str, least: int

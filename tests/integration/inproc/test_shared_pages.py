@@ -52,7 +52,7 @@ def running(rounds: Rounds, prompts: list[Prompt], max_tokens: int = 40, **tag: 
 def test_pages_of_the_shared_region_exist_once(rounds: Rounds, fidelity: str) -> None:
     prompts = rounds.members(HISTORIES, BLOCKS)
     held = {}
-    for asked in ("copy", "auto"):
+    for asked in ("copy", "shared"):
         steps = running(rounds, prompts, fidelity=fidelity, placement=asked)
         held[asked] = live(rounds)
         steps.finish()
@@ -66,7 +66,7 @@ def test_pages_of_the_shared_region_exist_once(rounds: Rounds, fidelity: str) ->
     shared = sum(steps.report(p.agent)["shared_tokens"] for p in prompts) // 32
     assert shared >= (4 * 11 if fidelity == "fast" else 4 * 5)
     # Fillers may cost each member and the master one page.
-    assert held["copy"] - held["auto"] >= shared - len(prompts) - 2
+    assert held["copy"] - held["shared"] >= shared - len(prompts) - 2
 
 
 def test_members_hold_the_masters_pages_and_vllm_never_writes_to_them(rounds: Rounds) -> None:
@@ -87,12 +87,12 @@ def test_sharing_pages_changes_no_answer(
 ) -> None:
     """Laid out alike, members with copies of the master's pages say the same as members with the pages themselves."""
     prompts = rounds.members(HISTORIES, BLOCKS)
-    shared = rounds.play(prompts, fidelity=fidelity, max_tokens=30)
+    shared = rounds.play(prompts, fidelity=fidelity, placement="shared", max_tokens=30)
     assert all(r["shared_tokens"] > 0 for r in shared.reports)
     rounds.forget()
     rounds.scribble()
     monkeypatch.setattr(placement, "Context", lambda *args: Context(*args[:-1], share=False))
-    copied = rounds.play(prompts, fidelity=fidelity, max_tokens=30)
+    copied = rounds.play(prompts, fidelity=fidelity, placement="shared", max_tokens=30)
     assert all(r["shared_tokens"] == 0 and r["reused_tokens"] > 0 for r in copied.reports)
     assert [r["skipped_positions"] for r in copied.reports] == [
         r["skipped_positions"] for r in shared.reports

@@ -18,13 +18,13 @@ def test_members_prepared_one_by_one_say_what_members_prepared_together_say(
     rounds: Rounds, fidelity: str
 ) -> None:
     prompts = rounds.members(HISTORIES, BLOCKS)
-    together = rounds.play(prompts, fidelity=fidelity)
+    together = rounds.play(prompts, fidelity=fidelity, placement="shared")
     assert all(r["shared_tokens"] for r in together.reports)
     rounds.forget()
     work = rounds.scheduler._work
     limit, work.limit = work.limit, 60
     try:
-        serial = rounds.play(prompts, fidelity=fidelity)
+        serial = rounds.play(prompts, fidelity=fidelity, placement="shared")
     finally:
         work.limit = limit
     assert serial.tokens == together.tokens

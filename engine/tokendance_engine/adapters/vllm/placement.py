@@ -51,8 +51,11 @@ class Placement:
 
     def refusal(self, member: Member) -> PlacementReason | None:
         """Why a member may not share pages, whatever its round looks like."""
-        if (member.tag.placement or self.settings.placement) == "copy":
+        asked = member.tag.placement or self.settings.placement
+        if asked == "copy":
             return PlacementReason.COPY_REQUESTED
+        if asked == "auto" and member.tag.fidelity != "fast":
+            return PlacementReason.FIDELITY
         if member.backend is not None and member.backend.reference:
             return PlacementReason.REFERENCE_BACKEND
         return self.unsupported

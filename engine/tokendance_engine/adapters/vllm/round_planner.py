@@ -78,23 +78,35 @@ class RoundPlanner:
         new = _beyond(keys, now.counts()) if now is not None else keys
         if now is not None and (alone or not any(new)):
             return now
-        if now is not None and extends:
-            transcript = now.copy()
-            self._placement.extend(transcript, members, new)
-        else:
-            transcript = Transcript(self._preamble(voices, order))
-            self._placement.extend(transcript, members, keys)
+        outcome: Transcript | FallbackReason = FallbackReason.NO_GAIN
+        for share in (True, False) if self._placement.shares(members) else (False,):
+            # Fillers and a preamble of whole pages can cost a small round what it gains: then its members copy.
+            longer = now.copy() if now is not None and extends else None
+            transcript = longer or Transcript(self._preamble(voices, order, share))
+            self._placement.extend(transcript, members if share else [], new if extends else keys)
+            outcome = self._worth(members, transcript, now.rows if now is not None and extends else 0)
+            if isinstance(outcome, Transcript):
+                break
+        if isinstance(outcome, FallbackReason):
+            return outcome
+        if self._families.grow(family, outcome, extends) is None:
+            return FallbackReason.NOT_ENOUGH_PAGES
+        return outcome
+
+    def _worth(
+        self, members: Sequence[Member], transcript: Transcript, have: int
+    ) -> Transcript | FallbackReason:
+        """The transcript, if the model has room for it and members save more than its rows beyond `have` cost."""
         if transcript.rows + transcript.frame.shift > self._max_rows:
             return FallbackReason.MASTER_TOO_LONG
         reference = any(m.backend is not None and m.backend.reference for m in members)
-        have = now.rows if now is not None and extends else 0
         if not reference and self._gain(members, transcript, have) <= 0:
             return FallbackReason.NO_GAIN
-        if self._families.grow(family, transcript, extends) is None:
-            return FallbackReason.NOT_ENOUGH_PAGES
         return transcript
 
-    def _preamble(self, members: Sequence[Member], order: Sequence[tuple[int, Segment]]) -> Tokens:
+    def _preamble(
+        self, members: Sequence[Member], order: Sequence[tuple[int, Segment]], whole_pages: bool
+    ) -> Tokens:
         shared = {s.key for _, s in order}
         skip = leading([m.segments for m in members])
         takes_part = [m for m in members if any(s.key in shared for s in m.segments[skip:-1])]
@@ -104,7 +116,7 @@ class RoundPlanner:
             [m.segments for m in takes_part],
             first,
             self._neutral,
-            self._placement.page_size if self._placement.shares(members) else 1,
+            self._placement.page_size if whole_pages else 1,
         )
 
     def _gain(self, members: Sequence[Member], transcript: Transcript, have: int) -> int:
