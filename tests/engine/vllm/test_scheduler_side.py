@@ -171,3 +171,18 @@ def test_a_worker_that_never_answers_is_waited_for_only_so_long(loop: Loop) -> N
         loop.step()
     loop.run(200)
     assert {loop.reports[r.request_id]["fallback_reason"] for r in requests} == {"worker_error"}
+
+
+def test_a_member_that_goes_the_plain_way_keeps_no_page_that_its_rounds_master_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """VLLM found its history before the round was planned, and the master's pages came from just there."""
+    loop = Loop(monkeypatch, pages=41)
+    mine = private(9, 0, 240)
+    for text in (mine, private(8, 0, 240)):
+        loop.add([text, MARKER], "before", answer=1, tagged=False)
+        loop.run()
+    asked = [[mine, MARKER], *prompts((30, 75))]
+    reports = play(loop, asked, placement="copy")
+    assert [r["fallback_reason"] for r in reports[:2]] == ["no_shared_segments", None]
+    assert reports[0]["cached_tokens"] < 240, "the master took none of its pages: the test shows nothing"

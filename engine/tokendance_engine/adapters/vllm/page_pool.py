@@ -24,10 +24,14 @@ class PagePool:
 
     Args:
         pool: vLLM's own.
+
+    Attributes:
+        taken: pages taken so far; if it grew, a cached page that was found before may be somebody else's now.
     """
 
     def __init__(self, pool: BlockPool) -> None:
         self.vllm = pool
+        self.taken = 0
 
     @property
     def size(self) -> int:
@@ -56,6 +60,7 @@ class PagePool:
             ValueError: fewer are free.
         """
         blocks: list[KVCacheBlock] = self.vllm.get_new_blocks(n)
+        self.taken += n
         return blocks
 
     def hold(self, blocks: Sequence[KVCacheBlock]) -> None:

@@ -116,6 +116,7 @@ class SchedulerSide:
             cached: tokens vLLM's prefix cache holds, a multiple of the page size.
         """
         member = self._members.get(request.request_id)
+        taken = self.pool.taken
         try:
             held = self._hold(request, member, cached)
         except Exception:
@@ -125,8 +126,10 @@ class SchedulerSide:
             held = False
             if member is not None:
                 self._settle(member, FallbackReason.WORKER_ERROR)
-        if member is not None and member.relaid:
-            member.relaid = False  # what vLLM has found is of the prompt as it lay before
+        if member is not None and (member.relaid or (not held and self.pool.taken > taken)):
+            # What vLLM has found is of the prompt as it lay before, or among the pages a master just took: vLLM
+            # holds no reference to them yet, so it must look again.
+            member.relaid = False
             self._gathering.hold()
             return True
         return held
