@@ -6,6 +6,7 @@ once when vLLM has all of them in its batch; a preemption means that the space w
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -43,9 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--fits", type=int, default=4, help="agents of plain vLLM that the KV space holds")
     options.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
     options.add_argument("--live", action="store_true", help="ample KV space: count the pages a round holds")
-    options.add_argument("--pages", type=int, default=0, help=argparse_hidden())
+    options.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = options.parse_args(argv)
-    if args.pages:
+    if args.child:
         return _child(args)
     rows = []
     for system in args.systems:
@@ -58,18 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def argparse_hidden() -> str:
-    """What argparse leaves out of `--help`."""
-    import argparse
-
-    return argparse.SUPPRESS
-
-
 def _run(args: Any, system: str, argv: list[str]) -> list[dict[str, Any]]:
     """One system in a process of its own: vLLM starts one engine per process."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "tokendance_bench.capacity", *argv]
-        command += ["--systems", system, "--out", folder, "--pages", "-1"]
+        command += ["--systems", system, "--out", folder, "--child"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         rows: list[dict[str, Any]] = json.loads((Path(folder) / "rows.json").read_text(encoding="utf-8"))
         return rows

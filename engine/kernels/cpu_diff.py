@@ -129,6 +129,7 @@ def _check(source: PackedPlanes, target: PackedPlanes, rows: Rows) -> None:
 
 
 def _number(bits: Any) -> Any:
+    """The float32 that stored bits stand for; exists only inside compiled code (the overload below)."""
     raise NotImplementedError
 
 
@@ -140,6 +141,7 @@ def _number_of(bits):  # type: ignore[no-untyped-def]
 
 
 def _rounded(number: Any, like: Any) -> Any:
+    """A float32 as the bits of `like`'s width; exists only inside compiled code (the overload below)."""
     raise NotImplementedError
 
 

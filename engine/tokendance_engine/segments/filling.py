@@ -33,8 +33,8 @@ class Filling:
         return index - sum(n for at, n in self.inserts if at < index)
 
     def before(self, index: int) -> Filling:
-        """Only the inserts that lie wholly before a filled index, followed by something."""
-        return Filling(tuple((at, n) for at, n in self.inserts if at + n < index))
+        """Only the inserts that begin before a filled index."""
+        return Filling(tuple((at, n) for at, n in self.inserts if at < index))
 
     def plus(self, index: int, count: int) -> Filling:
         """With `count` more fillers at a filled index beyond all others."""

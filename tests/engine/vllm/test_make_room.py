@@ -49,16 +49,6 @@ def test_a_master_stays_where_cached_pages_in_use_leave_room_enough() -> None:
     setup.pool.free_blocks(cached)
 
 
-def test_forgotten_pages_are_hit_by_nobody_and_keep_their_holder() -> None:
-    setup = Setup()
-    request = Request("r", list(range(3 * PAGE)), SamplingParams(), None, block_hasher=HASHER)
-    held = setup.pool.get_new_blocks(3)
-    setup.pool.cache_full_blocks(request, held, 0, 3, PAGE, 0)
-    setup.pages.forget({b.block_id for b in held[1:]})
-    assert setup.pages.lookup(request.block_hashes) == held[:1]
-    assert all(b.ref_cnt == 1 for b in held)
-
-
 def test_a_session_remembers_as_many_agents_as_a_round_can_have() -> None:
     family = Family()
     chain = Chain(np.zeros(1, dtype=np.int32), Disposition())

@@ -1,4 +1,4 @@
-"""Pages whose load failed hold garbage until vLLM has computed them again."""
+"""Pages that the worker failed to fill hold garbage; nobody may ever find them."""
 
 from __future__ import annotations
 

@@ -78,7 +78,3 @@ class PagePool:
             tokens: length of the context that ends with this page.
         """
         self.vllm._insert_block_hash(make_block_hash_with_group_id(key, GROUP), block, num_tokens=tokens)
-
-    def forget(self, page_ids: set[int]) -> None:
-        """Take pages out of the prefix cache; whoever holds them keeps them."""
-        self.vllm.evict_blocks(page_ids)

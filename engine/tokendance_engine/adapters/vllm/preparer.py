@@ -63,6 +63,8 @@ class Preparer:
             covered = sum(s.end - s.start for s in member.found or []) >= self.least
             return FallbackReason.PREFIX_CACHED if covered and member.cached else FallbackReason.NO_GAIN
         plan = self._without_idle_steps(member, plan, transcript)
+        if self.unwritten.in_progress(member.request, plan.cached):
+            return False
         cached = self.pool.lookup(member.request.block_hashes[: plan.cached // self.page_size])
         rest = -(-(len(member.prompt) + 1) // self.page_size) - plan.end // self.page_size
         needed = len(plan.private_pages(self.page_size)) + sum(b.ref_cnt == 0 for b in cached) + rest

@@ -53,7 +53,7 @@ class Disposition:
     def before(self, index: int, page_size: int) -> Disposition:
         """What of it concerns the tokens before a filled index that is a multiple of the page size."""
         return Disposition(
-            Filling(tuple(i for i in self.filling.inserts if i[0] < index)),
+            self.filling.before(index),
             self.frame.before(index),
             tuple(p for p in self.points if p.page * page_size < index),
         )

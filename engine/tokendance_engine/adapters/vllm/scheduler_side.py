@@ -155,7 +155,7 @@ class SchedulerSide:
         if member.reason is not None:
             return False
         assert member.master is not None
-        if not self._work.compute_master(member.master) or self._unwritten.in_progress(request, cached):
+        if not self._work.compute_master(member.master):
             self._gathering.hold()
             return True
         return self._prepare(member)
