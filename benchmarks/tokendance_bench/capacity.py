@@ -72,9 +72,15 @@ def _run(args: Any, system: str, argv: list[str]) -> list[dict[str, Any]]:
 def _child(args: Any) -> int:
     (system,) = args.systems
     most = max(args.rounds) + 1
-    pages = {} if args.live else {"num_gpu_blocks_override": _small(args, most)}
+    small = 0 if args.live else _small(args, most)
     engine = Engine(
-        model_of(args), kv_gib=args.kv_gib, dtype=args.dtype, max_model_len=8192, max_num_seqs=64, **pages
+        model_of(args),
+        kv_gib=args.kv_gib,
+        dtype=args.dtype,
+        max_num_seqs=64,
+        # vLLM wants one context of the greatest length to fit.
+        max_model_len=min(8192, (small - 1) * PAGE) if small else 8192,
+        **({"num_gpu_blocks_override": small} if small else {}),
     )
     workload = workload_of(args, engine, most)
     rows = []

@@ -24,7 +24,7 @@ member() {
     printf '{"agent_id": "%s", "messages": [{"role": "user", "content": [{"type": "text", "text": "You are %s.\\n"}, ' "$1" "$1"
     printf '{"type": "block", "ref": "news"}, {"type": "text", "text": "\\nWhat do you do?"}]}]}'
 }
-curl -sf "$base/rounds" -H 'content-type: application/json' -d '{"model": "'"$model"'", "round_id": "'"$session"':1",
+curl -sf "$base/rounds" -H 'content-type: application/json' -d '{"model": "'"$model"'", "round_id": "'"$session-whole"':1",
     "max_tokens": 8, "temperature": 0, "blocks": {"news": "'"$news"'"},
     "agents": ['"$(member isabella), $(member klaus), $(member maria)"']}'
 echo

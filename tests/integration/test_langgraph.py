@@ -74,6 +74,7 @@ def test_a_graph_written_with_chat_openai_gives_the_same_results_in_rounds(
         ("debate", "balanced", {"turns": 2}),
         ("debate", "fast", {"turns": 2}),
         ("mapreduce", "fast", {}),
+        ("supervisor", "fast", {"turns": 2}),
     ],
 )
 def test_reuse_is_visible_in_the_reports(

@@ -65,6 +65,4 @@ def test_curl(server: Server) -> None:
     assert max(chat["tokendance"]["group_size"] for chat in chats) > 1
     assert sum(chat["tokendance"]["reused_tokens"] for chat in chats) > 0
     assert [member["agent_id"] for member in whole["results"]] == AGENTS
-    # The same agents showed the same text before: by now it is in their own pages.
-    members = [member["tokendance"] for member in whole["results"]]
-    assert sum(m["reused_tokens"] + m["approximate_cached_tokens"] for m in members) > 0
+    assert whole["tokendance"]["reused_tokens"] > 0
