@@ -81,7 +81,7 @@ def test_the_flag_and_settings_work_in_a_config_file(parser: Any, tmp_path: Path
         (["--plugin", "other"], ["--plugin", "'other'", "allowed: tokendance_engine"]),
         (["--tokendance-gather-ms", "5"], ["--tokendance-gather-ms", "need --plugin tokendance_engine"]),
         ([*PLUGIN, "--tokendance-gather-ms", "soon"], ["'soon'", "allowed: a number from 0 to 60000"]),
-        ([*PLUGIN, "--tokendance-page-writer", "x"], ["'x'", "allowed: one of auto, backend"]),
+        ([*PLUGIN, "--tokendance-kernel", "x"], ["'x'", "allowed: one of auto, torch"]),
         (
             [
                 *PLUGIN,
