@@ -77,12 +77,13 @@ class Aligner:
                 state = self._place(run, state, start, transcript)
         return state
 
-    def wishes(
+    def start(
         self, found: Sequence[Reused], start: Aligned, cached: int, transcript: Transcript
-    ) -> int | None:
-        """The position at which the first region without one would stand if this member skipped nothing.
+    ) -> tuple[int, int] | None:
+        """Where the first region without a position would begin in this member, were nothing done for it.
 
-        None if the member has no use for it.
+        Returns:
+            Index, fillers of earlier regions included, and shift; None if the member has no use for it.
         """
         region = transcript.placed
         run = self._run(found, cached, transcript, region)
@@ -90,14 +91,23 @@ class Aligner:
             return None
         state = self.align(found, start, cached, transcript)
         at = run.start + state.filling.count - start.filling.count
-        at += (run.row - at) % self.page_size
-        return at + state.frame.shift - (run.row - transcript.regions[region])
+        return at - (run.row - transcript.regions[region]), state.frame.shift
+
+    def wish(self, start: tuple[int, int], row: int) -> int:
+        """The lowest position at which a member can have a region that begins at a master's row."""
+        at, shift = start
+        return at + (row - at) % self.page_size + shift
+
+    def gap(self, starts: Sequence[tuple[int, int]], row: int) -> int:
+        """Fillers of the master before a region at `row`, such that members need the fewest fillers."""
+        counts = [sum((row + gap - at) % self.page_size for at, _ in starts) for gap in range(self.page_size)]
+        return counts.index(min(counts))
 
     def position(self, wishes: Sequence[int], least: int) -> int:
         """Where a region stands: so that most members reach it without skipping too much, then as low as possible.
 
         Args:
-            wishes: one per member, see `wishes`.
+            wishes: one per member, see `wish`.
             least: the master's own wish.
         """
         best, most = least, -1

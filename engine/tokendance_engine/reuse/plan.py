@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tokendance_engine.reuse.backends import Backend
 from tokendance_engine.reuse.selection import Mask, Reused
+from tokendance_engine.segments.filling import UNFILLED, Filling
 from tokendance_engine.segments.frame import IN_PLACE, Frame, Indices
 
 Runs = npt.NDArray[np.int64]
@@ -76,6 +77,7 @@ class Context:
         frame: where its tokens stand.
         master: where the master's rows stand.
         share: whether pages of the master may stand in its page table.
+        filling: its fillers.
     """
 
     size: int
@@ -84,6 +86,7 @@ class Context:
     frame: Frame = IN_PLACE
     master: Frame = IN_PLACE
     share: bool = True
+    filling: Filling = UNFILLED
 
 
 def runs_of(mask: Mask) -> Runs:
@@ -126,7 +129,7 @@ def make_plan(context: Context, found: Sequence[Reused], backend: Backend, tail:
         for a, b in _consecutive(context, row_of, int(start), int(stop))
     ]
     first = np.flatnonzero(reused)
-    skipped = [at for at, _ in context.frame.steps if at >= cached]
+    moved = [at for at, _ in (*context.frame.steps, *context.filling.inserts) if at >= cached]
     return Plan(
         cached=cached,
         end=end,
@@ -136,7 +139,7 @@ def make_plan(context: Context, found: Sequence[Reused], backend: Backend, tail:
         reused=int(reused.sum()),
         selected=int(selected.sum()),
         fresh=int(fresh.sum()),
-        approximate_from=min([int(i) for i in first[:1]] + skipped, default=None),
+        approximate_from=min([int(i) for i in first[:1]] + moved, default=None),
     )
 
 

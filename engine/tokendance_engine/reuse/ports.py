@@ -27,12 +27,14 @@ class Run:
         start: first index: how many tokens of the context precede it.
         pages: the page table the run reads its context from and writes its K/V into.
         shift: position of a token minus its index.
+        to: index its K/V is written from; `start` unless it is computed a second time for fillers.
     """
 
     tokens: Tokens
     start: int
     pages: PageTable
     shift: int = 0
+    to: int | None = None
 
     @property
     def end(self) -> int:
@@ -41,7 +43,13 @@ class Run:
     def split(self, n: int) -> tuple[Run, Run]:
         """The first n tokens, and the rest."""
         head, tail = self.tokens[:n], self.tokens[n:]
-        return replace(self, tokens=head), replace(self, tokens=tail, start=self.start + n)
+        to = None if self.to is None else self.to + n
+        return replace(self, tokens=head), replace(self, tokens=tail, start=self.start + n, to=to)
+
+    def written(self) -> npt.NDArray[np.int64]:
+        """Indices its K/V is written to."""
+        first = self.start if self.to is None else self.to
+        return np.arange(first, first + len(self.tokens), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ def make_preamble(
     first: Sequence[int],
     neutral: Tokens,
     page_size: int = 1,
+    phase: int = 0,
 ) -> Tokens:
     """The preamble of a new master.
 
@@ -45,29 +46,34 @@ def make_preamble(
         segments: their segments.
         first: where each member's first shared segment starts.
         neutral: token ids of `NEUTRAL`.
-        page_size: the preamble fills whole pages of this many tokens.
+        page_size, phase: after the preamble the next token stands `phase` tokens into a page of `page_size`.
 
     Returns:
         int32 [n], n >= 1.
     """
     if len(prompts) < 2:
-        return _joined([], neutral, [], page_size, _SENTENCE)
+        return _joined([], neutral, [], page_size, phase, _SENTENCE)
     # What the master will hold as shared segments (these members' common start, which others lack) comes only once.
     shared = min(leading(segments), sum(s.end <= min(first) for s in segments[0]))
     start = segments[0][shared - 1].end if shared else 0
     bridge = _common_suffix([p[max(start, f - _BRIDGE) : f] for p, f in zip(prompts, first, strict=True)])
     if shared:
-        return _joined(prompts[0][:start], neutral, bridge, page_size, 0)
+        return _joined(prompts[0][:start], neutral, bridge, page_size, phase, 0)
     head = _common_prefix([p[: min(_HEAD, f)] for p, f in zip(prompts, first, strict=True)])
-    return _joined(head, neutral, bridge, page_size, _SENTENCE)
+    return _joined(head, neutral, bridge, page_size, phase, _SENTENCE)
 
 
 def _joined(
-    head: Sequence[int] | Tokens, neutral: Tokens, bridge: Sequence[int] | Tokens, page_size: int, least: int
+    head: Sequence[int] | Tokens,
+    neutral: Tokens,
+    bridge: Sequence[int] | Tokens,
+    page_size: int,
+    phase: int,
+    least: int,
 ) -> Tokens:
-    """Head, at least `least` tokens of the neutral text (again and again if need be), bridge: whole pages."""
+    """Head, at least `least` tokens of the neutral text (again and again if need be), bridge: up to the phase."""
     ends = len(head) + len(bridge)
-    n = least + -(ends + least) % page_size
+    n = least + (phase - ends - least) % page_size
     return np.concatenate([head, np.resize(neutral, n if len(neutral) else 0), bridge]).astype(np.int32)
 
 

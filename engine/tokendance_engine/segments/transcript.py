@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tokendance_engine.segments.filling import Filling
 from tokendance_engine.segments.frame import IN_PLACE, Frame
 from tokendance_engine.segments.key import Segment, SegmentKey, Tokens
 
@@ -63,7 +64,7 @@ class Transcript:
         return entry
 
     def open_region(self, filler: Tokens) -> None:
-        """Start a region at the next row, after fillers (int32 [n], n >= 0) that bring it to a page boundary."""
+        """Start a region at the next row, after fillers (int32 [n], n >= 0) that bring it to a page phase."""
         if len(filler):
             self.entries.append(Entry(FILLER, self.rows, filler))
             self.rows += len(filler)
@@ -100,6 +101,10 @@ class Transcript:
         """Token ids of rows [start, rows)."""
         whole = np.concatenate([self.preamble, *(e.tokens for e in self.entries)]).astype(np.int32)
         return whole[start:]
+
+    def filling(self) -> Filling:
+        """Its fillers."""
+        return Filling(tuple((e.row, len(e.tokens)) for e in self.entries if e.key == FILLER))
 
     def match(self, prompt: Tokens, segments: Sequence[Segment]) -> list[int | None]:
         """Master row of each segment of a prompt, or None.

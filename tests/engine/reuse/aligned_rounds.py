@@ -42,7 +42,9 @@ class Round:
         return self.aligner.align(self.found(prompt, start), start, cached, self.transcript)
 
     def wish(self, prompt: Prompt) -> int | None:
-        return self.aligner.wishes(self.found(prompt), START, 0, self.transcript)
+        start = self.aligner.start(self.found(prompt), START, 0, self.transcript)
+        row = self.transcript.regions[self.transcript.placed]
+        return None if start is None else self.aligner.wish(start, row)
 
     def in_place(self, prompt: Prompt, state: Aligned) -> list[bool]:
         """Of every region of which the member holds a run worth sharing: does that run lie as its rows lie?"""

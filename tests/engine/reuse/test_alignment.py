@@ -185,3 +185,21 @@ def test_a_prompt_that_begins_with_the_middle_of_a_region_gets_no_fillers_there(
     swapped: Prompt = [region[1], private(1, 0, 3), region[0], (77,)]
     made = make_round([region], [[private(0, 0, 10), *region, (77,)], swapped])
     assert made.align(swapped).filling.inserts[:1] != ((0, 1),)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 100), st.integers(0, 50)), min_size=1, max_size=6), st.integers(0, 99)
+)
+def test_no_other_gap_would_give_members_fewer_fillers(starts: list[tuple[int, int]], row: int) -> None:
+    aligner = Aligner(PAGE, 100)
+
+    def fillers(gap: int) -> int:
+        return sum(next(n for n in range(PAGE) if (at + n - row - gap) % PAGE == 0) for at, _ in starts)
+
+    gap = aligner.gap(starts, row)
+    assert 0 <= gap < PAGE
+    assert fillers(gap) == min(map(fillers, range(PAGE)))
+
+
+def test_a_region_nobody_waits_for_comes_right_after_what_precedes_it() -> None:
+    assert Aligner(PAGE, 100).gap([], 13) == 0

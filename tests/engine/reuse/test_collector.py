@@ -33,13 +33,12 @@ class ToyModel:
     def forward(self, runs: Sequence[Run]) -> None:
         self.passes.append((len(runs), sum(len(r.tokens) for r in runs)))
         for run in runs:
-            at = np.arange(run.start, run.end)
-            self.kv[run.pages[at // PAGE], at % PAGE, 0] = run.tokens
-            self.kv[run.pages[at // PAGE], at % PAGE, 2] = at + run.shift
+            at, to = np.arange(run.start, run.end), run.written()
+            self.kv[run.pages[to // PAGE], to % PAGE, 0] = run.tokens
+            self.kv[run.pages[to // PAGE], to % PAGE, 2] = at + run.shift
         for run in runs:
-            context = self.rows(run.pages, run.end)[:, 0]
-            at = np.arange(run.start, run.end)
-            self.kv[run.pages[at // PAGE], at % PAGE, 1] = np.cumsum(context)[run.start :]
+            context, to = self.rows(run.pages, run.end)[:, 0], run.written()
+            self.kv[run.pages[to // PAGE], to % PAGE, 1] = np.cumsum(context)[run.start :]
 
     def restore(self, jobs: Sequence[MemberJob]) -> None:
         for job in jobs:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 from tokendance_engine.adapters.vllm.messages import StepMeta
+from tokendance_engine.reuse.fillers import repeated
 from tokendance_engine.reuse.ports import Run
+from tokendance_engine.segments.filling import Filling
 
 NOTHING = -1
 
@@ -41,7 +43,7 @@ class Tape:
         """A pass writes all runs before it reads their contexts."""
         for run in runs:
             at = np.arange(run.start, run.end) + run.shift
-            self._write(run.pages, run.start, np.stack([run.tokens, at], axis=1))
+            self._write(run.pages, int(run.written()[0]), np.stack([run.tokens, at], axis=1))
         for run in runs:
             self.read(run.pages, 0, run.end)
 
@@ -55,3 +57,18 @@ class Tape:
     def _write(self, pages: npt.NDArray[np.int32], start: int, rows: npt.NDArray[np.int64]) -> None:
         at = np.arange(start, start + len(rows))
         self.rows[pages[at // self.page_size], at % self.page_size] = rows
+
+
+def check_context(
+    rows: npt.NDArray[np.int64], tokens: Sequence[int], positions: Sequence[int], filling: Filling
+) -> None:
+    """Rows hold these tokens at these positions; a filler that the worker computed repeats another of them."""
+    wanted = np.stack([tokens, positions], axis=1)
+    for first, count in filling.inserts:
+        source, count = repeated(filling, first, count), min(count, len(rows) - first)
+        if source is not None and count > 0:
+            filled, told = rows[first : first + count], wanted[first : first + count]
+            second = wanted[source : source + count].copy()
+            assert ((filled == told) | (filled == second)).all(axis=1).all()
+            told[:] = filled
+    assert rows.tolist() == wanted.tolist()

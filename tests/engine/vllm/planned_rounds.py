@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from page_tape import Tape
+from page_tape import Tape, check_context
 from tiny_rounds import FILLER, NEUTRAL, Block, Prompt, cut, private
 from tokendance_engine.adapters.vllm.family import Master
 from tokendance_engine.adapters.vllm.masters import Families
@@ -153,8 +153,7 @@ class Engine:
             assert member.preparation is not None
             n = len(member.preparation.table) * PAGE
             rows = self.tape.read(member.preparation.pages(), 0, n)
-            assert rows[:, 0].tolist() == member.prompt[:n].tolist()
-            assert rows[:, 1].tolist() == positions(member)[:n]
+            check_context(rows, member.prompt[:n].tolist(), positions(member)[:n], member.lies.filling)
 
     def finish(self, members: Sequence[Member], answer: Block = ()) -> None:
         """The members end; their session remembers how their pages lie."""

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from page_tape import Tape
+from page_tape import Tape, check_context
 from planned_rounds import HASHER, PAGE
 from tiny_rounds import FILLER, NEUTRAL, Prompt, cut
 from tokendance_engine.adapters.vllm import scheduler_side
 from tokendance_engine.adapters.vllm.intake import Intake
 from tokendance_engine.adapters.vllm.members import Member
 from tokendance_engine.adapters.vllm.messages import StepMeta, WorkerReport
+from tokendance_engine.adapters.vllm.rekey import Disposition
 from tokendance_engine.adapters.vllm.scheduler_side import SchedulerSide
 from tokendance_engine.config import EngineConfig
 from tokendance_engine.reuse.ports import Run
@@ -189,10 +190,10 @@ class Loop:
         """Its whole context holds its tokens; positions ascend, and without a tag they are the indices."""
         n = request.num_computed_tokens
         rows = self.tape.read(self.table(request), 0, n)
-        assert rows[:, 0].tolist() == list(request.all_token_ids)[:n]
         member = self.side._members.get(request.request_id)
-        wanted = np.arange(n) if member is None else member.lies.frame.at(np.arange(n))
-        assert rows[:, 1].tolist() == wanted.tolist()
+        lies = Disposition() if member is None else member.lies
+        positions = lies.frame.at(np.arange(n)).tolist()
+        check_context(rows, list(request.all_token_ids)[:n], positions, lies.filling)
 
     def _end(self, request: Request) -> None:
         if request in self.running:

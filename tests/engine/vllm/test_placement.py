@@ -43,16 +43,16 @@ def test_members_with_other_histories_point_to_the_very_same_pages() -> None:
     assert [m.placement_reason for m in members] == [None] * 3
 
 
-def test_each_member_gets_fillers_to_its_page_boundary_and_skips_up_to_the_longest_history() -> None:
+def test_members_get_as_few_fillers_as_can_be_and_skips_up_to_the_longest_history() -> None:
     engine = Engine()
     members = engine.plan(prompts(), first=0)
-    assert [m.lies.filling.inserts for m in members] == [((30, 2),), ((75, 5),), ((140, 4),)]
-    assert [m.lies.frame.steps for m in members] == [((32, 112),), ((80, 64),), ()]
+    assert [m.lies.filling.inserts for m in members] == [(), ((75, 3),), ((140, 2),)]
+    assert [m.lies.frame.steps for m in members] == [((30, 112),), ((78, 64),), ()]
     for member, history in zip(members, HISTORIES, strict=True):
         start = history + member.lies.filling.count
         assert member.prompt[history:start].tolist() == [FILLER] * member.lies.filling.count
         assert member.prompt[start:].tolist() == [*BLOCKS[0], *BLOCKS[1], *MARKER]
-        assert positions(member)[start] == 144
+        assert positions(member)[start] == 142
         assert positions(member)[:history] == list(range(history))
 
 
@@ -190,7 +190,7 @@ def test_an_answer_without_a_limit_gives_up_at_most_half_of_its_room(answer: int
 def test_an_answer_without_a_limit_ends_earlier_by_what_was_put_in_and_skipped() -> None:
     engine = Engine()
     members = engine.plan(prompts(), first=0, answer=1000, open_ended=True)
-    assert [m.request.max_tokens for m in members] == [1000 - 2 - 112, 1000 - 5 - 64, 1000 - 4]
+    assert [m.request.max_tokens for m in members] == [1000 - 112, 1000 - 3 - 64, 1000 - 2]
     members[0].lie(Disposition())
     assert members[0].request.max_tokens == 1000
 
@@ -202,7 +202,7 @@ def test_an_answer_with_a_limit_keeps_it() -> None:
 
 def test_a_member_for_whom_the_model_has_no_positions_left_copies() -> None:
     engine = Engine()
-    engine.placement.max_positions = 212 + 2 + 16 + 112 - 1
+    engine.placement.max_positions = 212 + 16 + 112 - 1
     members = engine.plan(prompts(), first=0)
     assert members[0].placement_reason == PlacementReason.NOT_ENOUGH_POSITIONS
     assert members[0].lies == Disposition()

@@ -12,6 +12,7 @@ from tiny_rounds import private
 from tokendance_engine.adapters.vllm.members import Member
 from tokendance_engine.adapters.vllm.preparation import Preparation
 from tokendance_engine.adapters.vllm.step_work import StepWork
+from tokendance_engine.reuse.fillers import repeated
 
 HISTORIES = (30, 75, 140)
 
@@ -75,6 +76,15 @@ def test_what_is_handed_out_is_the_plan_with_positions() -> None:
         assert job.master_pages.tolist() == master.pages().tolist()
         told = [(int(t), run.start + i + run.shift) for run in job.runs for i, t in enumerate(run.tokens)]
         index = np.concatenate([np.arange(a, b) for a, b in plan.compute.tolist()])
+        assert np.concatenate([run.written() for run in job.runs]).tolist() == index.tolist()
+        for (
+            first,
+            count,
+        ) in member.lies.filling.inserts:  # a filler is computed as another token of the context
+            source = repeated(member.lies.filling, first, count)
+            assert source is not None
+            inside = (first <= index) & (index < first + count)
+            index[inside] += source - first
         wanted = zip(member.prompt[index].tolist(), frame.at(index).tolist(), strict=True)
         assert told == list(wanted)
         assert {run.pages.tobytes() for run in job.runs} == {job.pages.tobytes()}

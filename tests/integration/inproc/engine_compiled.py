@@ -44,7 +44,7 @@ def test_shared_pages_and_copies_of_them_give_the_same_answers(
     rounds.forget()
     rounds.scribble()
     unshifted = rounds.plain(prompts, max_tokens=30)
-    monkeypatch.setattr(placement, "Context", lambda *args: Context(*args[:-1], share=False))
+    monkeypatch.setattr(placement, "Context", lambda *args, **more: Context(*args[:-1], share=False, **more))
     copied = rounds.play(prompts, fidelity="fast", max_tokens=30)
     assert copied.tokens == shared.tokens
     assert unshifted != shared.tokens, "the round was not approximate: the test shows nothing"

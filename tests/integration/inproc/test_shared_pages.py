@@ -91,7 +91,7 @@ def test_sharing_pages_changes_no_answer(
     assert all(r["shared_tokens"] > 0 for r in shared.reports)
     rounds.forget()
     rounds.scribble()
-    monkeypatch.setattr(placement, "Context", lambda *args: Context(*args[:-1], share=False))
+    monkeypatch.setattr(placement, "Context", lambda *args, **more: Context(*args[:-1], share=False, **more))
     copied = rounds.play(prompts, fidelity=fidelity, placement="shared", max_tokens=30)
     assert all(r["shared_tokens"] == 0 and r["reused_tokens"] > 0 for r in copied.reports)
     assert [r["skipped_positions"] for r in copied.reports] == [

@@ -9,7 +9,8 @@ import numpy as np
 from tokendance_sdk.protocol import MAX_ROUND_SIZE
 
 from tokendance_engine.adapters.vllm.rekey import Chain
-from tokendance_engine.reuse.ports import MasterJob, PageTable, Run
+from tokendance_engine.reuse.fillers import runs_with_fillers
+from tokendance_engine.reuse.ports import MasterJob, PageTable
 from tokendance_engine.segments.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -49,10 +50,10 @@ class Master:
     def next_job(self, limit: int) -> MasterJob:
         """Hand out the next rows to compute, at most `limit`."""
         start, end = self.sent, min(self.sent + limit, self.transcript.rows)
-        tokens, pages = self.transcript.tokens(), self.pages()
-        pieces = self.transcript.frame.pieces(start, end)
+        whole = self.transcript
         self.sent = end
-        return MasterJob(self.id, [Run(tokens[a:b], a, pages, shift) for a, b, shift in pieces])
+        runs = runs_with_fillers([(start, end)], whole.tokens(), self.pages(), whole.frame, whole.filling())
+        return MasterJob(self.id, runs)
 
 
 @dataclass(slots=True, eq=False)

@@ -67,15 +67,15 @@ class Placement:
         able = [m for m in members if self.refusal(m) is None]
         for part in parts:
             if able:
-                gap = -transcript.rows % self.page_size
-                transcript.open_region(np.full(gap, self.filler, dtype=np.int32))
-            for key, tokens in part:
-                transcript.append(key, tokens)
-        while transcript.placed < len(transcript.regions):
-            first = transcript.regions[transcript.placed]
-            wishes = [self._wish(m, transcript) for m in able]
-            least = first + transcript.frame.shift
-            transcript.place(self._aligner().position([w for w in wishes if w is not None], least))
+                trial = transcript.copy()
+                _append_region(trial, part, ())
+                starts = [s for m in able if (s := self._start(m, trial)) is not None]
+                gap = self._aligner().gap(starts, transcript.rows)
+                row = _append_region(transcript, part, [self.filler] * gap)
+                wishes = [self._aligner().wish(s, row) for s in starts]
+                transcript.place(self._aligner().position(wishes, row + transcript.frame.shift))
+            else:
+                _append(transcript, part)
 
     def lay_out(self, member: Member, transcript: Transcript) -> None:
         """Give a member its fillers, positions and `found` segments; what is cached of it keeps its own."""
@@ -107,6 +107,7 @@ class Placement:
             lies.frame,
             transcript.frame,
             self.refusal(member) is None,
+            filling=lies.filling,
         )
         return make_plan(context, found, member.backend, self.settings.tail_tokens)
 
@@ -134,11 +135,11 @@ class Placement:
         length = len(member.user_prompt) + lies.filling.count + member.answer
         return length <= self.max_tokens and length + lies.frame.shift <= self.max_positions
 
-    def _wish(self, member: Member, transcript: Transcript) -> int | None:
+    def _start(self, member: Member, transcript: Transcript) -> tuple[int, int] | None:
         start = self._cached_part(member)
         found = self._match(member, start, transcript)
         state = Aligned(start.filling, start.frame)
-        return self._aligner(member).wishes(found, state, member.cached or 0, transcript)
+        return self._aligner(member).start(found, state, member.cached or 0, transcript)
 
     def _aligner(self, member: Member | None = None) -> Aligner:
         forced = member is not None and member.tag.placement == "shared"
@@ -154,3 +155,16 @@ class Placement:
 
 def _found(prompt: Tokens, segments: Sequence[Segment], transcript: Transcript) -> list[Reused]:
     return reused(segments, transcript.match(prompt, segments))
+
+
+def _append_region(transcript: Transcript, part: Sequence[Keyed], fillers: Sequence[int]) -> int:
+    """Append segments as a region; its first row."""
+    transcript.open_region(np.array(fillers, dtype=np.int32))
+    row = transcript.rows
+    _append(transcript, part)
+    return row
+
+
+def _append(transcript: Transcript, part: Sequence[Keyed]) -> None:
+    for key, tokens in part:
+        transcript.append(key, tokens)

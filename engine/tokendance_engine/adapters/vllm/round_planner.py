@@ -11,6 +11,7 @@ from tokendance_engine.adapters.vllm.masters import Families
 from tokendance_engine.adapters.vllm.members import Member
 from tokendance_engine.adapters.vllm.placement import Placement
 from tokendance_engine.config import EngineConfig
+from tokendance_engine.reuse.alignment import Aligner
 from tokendance_engine.reuse.preamble import make_preamble
 from tokendance_engine.segments.key import Segment, SegmentKey, Tokens
 from tokendance_engine.segments.transcript import Transcript, leading, shared_order
@@ -105,19 +106,18 @@ class RoundPlanner:
         return transcript
 
     def _preamble(
-        self, members: Sequence[Member], order: Sequence[tuple[int, Segment]], whole_pages: bool
+        self, members: Sequence[Member], order: Sequence[tuple[int, Segment]], share: bool
     ) -> Tokens:
         shared = {s.key for _, s in order}
         skip = leading([m.segments for m in members])
         takes_part = [m for m in members if any(s.key in shared for s in m.segments[skip:-1])]
         first = [next(s.start for s in m.segments[skip:-1] if s.key in shared) for m in takes_part]
-        return make_preamble(
-            [m.prompt for m in takes_part],
-            [m.segments for m in takes_part],
-            first,
-            self._neutral,
-            self._placement.page_size if whole_pages else 1,
-        )
+        prompts, segments = [m.prompt for m in takes_part], [m.segments for m in takes_part]
+        if not share:
+            return make_preamble(prompts, segments, first, self._neutral)
+        size = self._placement.page_size
+        phase = Aligner(size, 0).gap([(at, 0) for at in first], 0)
+        return make_preamble(prompts, segments, first, self._neutral, size, phase)
 
     def _gain(self, members: Sequence[Member], transcript: Transcript, have: int) -> int:
         """Tokens members would not compute, minus rows the master must."""

@@ -10,8 +10,9 @@ from tokendance_engine.adapters.vllm.family import Master
 from tokendance_engine.adapters.vllm.masters import Families
 from tokendance_engine.adapters.vllm.members import Member
 from tokendance_engine.adapters.vllm.messages import StepMeta
+from tokendance_engine.reuse.fillers import runs_with_fillers
 from tokendance_engine.reuse.plan import Plan
-from tokendance_engine.reuse.ports import MemberJob, Run
+from tokendance_engine.reuse.ports import MemberJob
 
 _PATIENCE = 64
 """Steps after which work that no worker answered for counts as failed."""
@@ -56,11 +57,9 @@ class StepWork:
         assert member.master is not None
         assert member.preparation is not None
         plan, master, pages = member.plan, member.master, member.preparation.pages()
-        runs = [
-            Run(member.prompt[a:b], a, pages, shift)
-            for start, end in plan.compute.tolist()
-            for a, b, shift in member.lies.frame.pieces(start, end)
-        ]
+        runs = runs_with_fillers(
+            plan.compute.tolist(), member.prompt, pages, member.lies.frame, member.lies.filling
+        )
         rows, at = plan.restore[:, 0], plan.restore[:, 1]
         moves = np.column_stack([plan.restore, master.transcript.frame.at(rows), member.lies.frame.at(at)])
         job = MemberJob(member.request.request_id, master.id, master.pages(), pages, moves, runs)

@@ -101,7 +101,7 @@ class ModelBatch:
             self._runner.model(input_ids=self._to(ids), positions=self._to(positions))
 
     def _slots(self, run: Run) -> npt.NDArray[np.int64]:
-        at = np.arange(run.start, run.end, dtype=np.int64)
+        at = run.written()
         return run.pages[at // self._page_size].astype(np.int64) * self._page_size + at % self._page_size
 
     def _to(self, array: npt.NDArray[Any]) -> torch.Tensor:
