@@ -28,7 +28,7 @@ SYSTEMS: dict[str, dict[str, Any] | None] = {
     "vllm": None,
     "tokendance balanced": {"fidelity": "balanced"},
     "tokendance fast": {"fidelity": "fast"},
-    "tokendance balanced shared": {"fidelity": "balanced", "placement": "shared"},
+    "tokendance balanced copy": {"fidelity": "balanced", "placement": "copy"},
     "tokendance fast copy": {"fidelity": "fast", "placement": "copy"},
 }
 

@@ -21,10 +21,10 @@ from tokendance_bench.results import print_rows, write_results
 SYSTEMS: dict[str, dict[str, Any]] = {
     "balanced": {"fidelity": "balanced"},
     "fast": {"fidelity": "fast"},
-    "balanced shared": {"fidelity": "balanced", "placement": "shared"},
+    "balanced copy": {"fidelity": "balanced", "placement": "copy"},
     "fast copy": {"fidelity": "fast", "placement": "copy"},
 }
-"""What is compared with full prefill; `fast` shares pages where members can be aligned, `balanced` only if asked."""
+"""What is compared with full prefill; pages are shared where members can be aligned, unless `copy` is asked for."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,6 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--drift-rounds", type=int, default=6)
     options.add_argument("--drift-block-tokens", type=int, default=300)
     options.add_argument("--drift-history-tokens", type=int, default=800)
+    options.add_argument(
+        "--drift-uneven",
+        type=int,
+        default=0,
+        help="words by which each agent's history is shorter than the one before",
+    )
     options.add_argument("--skip", choices=("single", "drift"), help="leave one half out")
     args = options.parse_args(argv)
     engine = Engine(model_of(args), kv_gib=args.kv_gib, dtype=args.dtype, max_model_len=8192)
@@ -60,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in args.drift_workloads:
             args.workload = name
             workload = workload_of(args, engine, args.drift_rounds + 1)
-            headline |= drift(engine, workload, args.systems, args.answer_tokens, rows)
+            headline |= drift(engine, workload, args.systems, args.answer_tokens, rows, args.drift_uneven)
             write_results(args.out, headline, rows, environment(model=model_of(args), dtype=args.dtype))
     path = write_results(args.out, headline, rows, environment(model=model_of(args), dtype=args.dtype))
     print_rows("headline", [headline])
@@ -103,19 +109,20 @@ def drift(
     systems: Sequence[str],
     answer_tokens: int,
     rows: list[dict[str, Any]],
+    uneven: int = 0,
 ) -> dict[str, Any]:
     """Contexts that keep every round, approximate history under each next round; KL per round.
 
     Returns:
         Per system the mean, the worst round, and the last three rounds over the first three.
     """
-    plain = Transcript(engine, workload, answer_tokens)
+    plain = Transcript(engine, workload, answer_tokens, uneven)
     engine.forget()
     exact = [plain.play(number, None) for number in range(1, len(workload.rounds))]
     found: dict[str, Any] = {}
     for system in systems:
         engine.forget()
-        ours = Transcript(engine, workload, answer_tokens)
+        ours = Transcript(engine, workload, answer_tokens, uneven)
         series = []
         for number in range(1, len(workload.rounds)):
             outcome = ours.play(number, {"round_id": f"drift:{number}", **SYSTEMS[system]})
@@ -136,11 +143,13 @@ def drift(
 class Transcript:
     """Conversations that keep every round: history, then each round's blocks, task and own answer."""
 
-    def __init__(self, engine: Engine, workload: Workload, answer_tokens: int) -> None:
+    def __init__(self, engine: Engine, workload: Workload, answer_tokens: int, uneven: int = 0) -> None:
         self._engine = engine
         self._workload = workload
         self._answer_tokens = answer_tokens
-        self._history: dict[str, Any] = {a.id: list(a.history) for a in workload.agents}
+        self._history: dict[str, Any] = {
+            a.id: shortened(a.history, uneven * i) for i, a in enumerate(workload.agents)
+        }
 
     def play(self, number: int, tag: dict[str, Any] | None) -> Outcome:
         """One round with forced answers, which then stand in every agent's history."""
@@ -161,6 +170,12 @@ class Transcript:
             answers.append(recorded)
             self._history[agent.id] = prompt.answered(self._engine.tokenizer.decode(recorded))
         return self._engine.round(prompts, tag, answers)
+
+
+def shortened(history: Sequence[str], words: int) -> list[str]:
+    """A history without the first words of its longest text."""
+    longest = max(range(len(history)), key=lambda i: len(history[i]), default=None)
+    return [" ".join(text.split(" ")[words:]) if i == longest else text for i, text in enumerate(history)]
 
 
 def _row(workload: str, number: int, level: str, exact: Outcome, outcome: Outcome) -> dict[str, Any]:

@@ -56,9 +56,9 @@ class EngineConfig:
     )
     placement: Placement = _setting(  # noqa: RUF009 (makes a field)
         "auto",
-        "How members get the round's KV when they name no placement: 'auto' lets those of fidelity 'fast' point to "
-        "the master's pages where they can be aligned, 'shared' those of 'balanced' too (a member that names "
-        "'shared' itself may skip any number of positions), 'copy' nobody.",
+        "How members get the round's KV when they name no placement: 'auto' and 'shared' let them point to the "
+        "master's pages where they can be aligned (a member that names 'shared' itself may skip any number of "
+        "positions), 'copy' does not.",
         choices=PLACEMENTS,
     )
     max_skipped_positions: int = _setting(

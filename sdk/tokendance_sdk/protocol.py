@@ -90,7 +90,6 @@ class PlacementReason(StrEnum):
     """Why a member that reused something did not share all of it in place (closed list; `null` when it did)."""
 
     COPY_REQUESTED = "copy_requested"
-    FIDELITY = "fidelity"
     REFERENCE_BACKEND = "reference_backend"
     UNSUPPORTED_RUNNER = "unsupported_runner"
     LONGER_HISTORY = "longer_history"
@@ -104,8 +103,6 @@ class PlacementReason(StrEnum):
 
 _PLACEMENT_REASONS = {
     PlacementReason.COPY_REQUESTED: "placement 'copy' was asked for",
-    PlacementReason.FIDELITY: "placement 'auto' shares pages only with fidelity 'fast': fillers would cost more than "
-    "'balanced' promises; ask for placement 'shared' to save pages all the same",
     PlacementReason.REFERENCE_BACKEND: "the backend recomputes everything, as a reference, so nothing is shared",
     PlacementReason.UNSUPPORTED_RUNNER: "vLLM's model runner gives no access to positions",
     PlacementReason.LONGER_HISTORY: "this member's history ends beyond the position of the shared region",

@@ -54,8 +54,6 @@ class Placement:
         asked = member.tag.placement or self.settings.placement
         if asked == "copy":
             return PlacementReason.COPY_REQUESTED
-        if asked == "auto" and member.tag.fidelity != "fast":
-            return PlacementReason.FIDELITY
         if member.backend is not None and member.backend.reference:
             return PlacementReason.REFERENCE_BACKEND
         return self.unsupported
