@@ -8,15 +8,16 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, cast
 
-from openai import APIStatusError, AsyncOpenAI
+from openai import APIStatusError, AsyncOpenAI, OpenAIError
 
 from tokendance_sdk import plain
+from tokendance_sdk.errors import RoundStreamError
 from tokendance_sdk.events import RoundAccumulator, RoundEvent
 from tokendance_sdk.layout import Layout
 from tokendance_sdk.progress import Progress, ProgressMeter
 from tokendance_sdk.prompt import DEFAULT_LABEL, History, Label
 from tokendance_sdk.requests import Agent, RoundCall, prepare
-from tokendance_sdk.results import RoundResult, parse_response, past_deadline, replaced
+from tokendance_sdk.results import RawAnswer, RoundResult, parse_response, past_deadline, replaced
 from tokendance_sdk.session import AsyncSession, Context, open_state
 from tokendance_sdk.streams import AsyncRoundStream
 from tokendance_sdk.tracing import round_span, traced_async
@@ -28,6 +29,7 @@ from tokendance_sdk.wire import (
     broken_off,
     failed_round,
     is_no_such_route,
+    post_async,
     status_url,
 )
 
@@ -110,10 +112,11 @@ class AsyncRounds:
                 meter.start()
             result = await self._send(call, ends, meter)
             for _ in range(retry_failed):
-                again = [r.agent_id for r in result.failed if r.error is not None and r.error.retryable]
+                again = result.retryable
                 if not again or (ends is not None and time.monotonic() >= ends):
                     break
-                result = replaced(result, await self._send(call.only(again), ends))
+                with contextlib.suppress(OpenAIError, RoundStreamError):  # what is answered is not given up
+                    result = replaced(result, await self._send(call.only(again), ends))
             note(result)
         if meter is not None:
             meter.finish(result)
@@ -144,7 +147,7 @@ class AsyncRounds:
         started = time.perf_counter()
         if not owner.kind.plain:
             try:
-                answer = await owner.client.post(ROUNDS, cast_to=object, body=call.body, options=call.options)
+                answer: RawAnswer | None = await post_async(owner.client, ROUNDS, call.body, call)
             except APIStatusError as error:
                 answer = failed_round(error)
                 if answer is None and not await owner.is_plain(error):
@@ -186,7 +189,7 @@ class AsyncRounds:
             except APIStatusError as error:
                 answer = failed_round(error)
                 if answer is not None:
-                    yield total.feed("report", answer)
+                    yield total.feed("report", answer.body)
                     return
                 if not await owner.is_plain(error):
                     raise

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, cast
 
-from openai import APIStatusError, OpenAI
+from openai import APIStatusError, OpenAI, OpenAIError
 
 from tokendance_sdk import plain
 from tokendance_sdk.async_client import AsyncRounds, AsyncTokenDance
+from tokendance_sdk.errors import RoundStreamError
 from tokendance_sdk.events import RoundAccumulator, RoundEvent
 from tokendance_sdk.layout import Layout
 from tokendance_sdk.progress import Progress, ProgressMeter
 from tokendance_sdk.prompt import DEFAULT_LABEL, History, Label
 from tokendance_sdk.requests import Agent, RoundCall, prepare
-from tokendance_sdk.results import RoundResult, parse_response, past_deadline, replaced
+from tokendance_sdk.results import RawAnswer, RoundResult, parse_response, past_deadline, replaced
 from tokendance_sdk.session import Context, Session, open_state
 from tokendance_sdk.streams import RoundStream
 from tokendance_sdk.tracing import round_span, traced
@@ -29,6 +31,7 @@ from tokendance_sdk.wire import (
     broken_off,
     failed_round,
     is_no_such_route,
+    post,
     status_url,
 )
 
@@ -116,7 +119,8 @@ class Rounds:
             agents: assembled `RoundPrompt`s, or members in wire form.
             overrides: agent -> fields that it wants otherwise than the round (`max_tokens`, `fidelity`).
             raise_on_error: raise `RoundFailedError` when a member fails; otherwise failures are values.
-            retry_failed: how often members that failed on the server's side are sent again, alone.
+            retry_failed: how often members that failed on the server's side are sent again, alone; they keep their
+                error where that fails too.
             deadline: seconds after which stragglers are cut off: their results are errors, the others stay.
             progress: called as members' answers end; see `RoundProgress`.
             fields: `session_id`, `fidelity`, `backend`, `options`, `blocks`; sampling parameters; `timeout`,
@@ -136,10 +140,11 @@ class Rounds:
                 meter.start()
             result = self._send(call, ends, meter)
             for _ in range(retry_failed):
-                again = [r.agent_id for r in result.failed if r.error is not None and r.error.retryable]
+                again = result.retryable
                 if not again or (ends is not None and time.monotonic() >= ends):
                     break
-                result = replaced(result, self._send(call.only(again), ends))
+                with contextlib.suppress(OpenAIError, RoundStreamError):  # what is answered is not given up
+                    result = replaced(result, self._send(call.only(again), ends))
             note(result)
         if meter is not None:
             meter.finish(result)
@@ -171,7 +176,7 @@ class Rounds:
         started = time.perf_counter()
         if not owner.kind.plain:
             try:
-                answer = owner.client.post(ROUNDS, cast_to=object, body=call.body, options=call.options)
+                answer: RawAnswer | None = post(owner.client, ROUNDS, call.body, call)
             except APIStatusError as error:
                 answer = failed_round(error)
                 if answer is None and not owner.is_plain(error):
@@ -223,7 +228,7 @@ class Rounds:
             except APIStatusError as error:
                 answer = failed_round(error)
                 if answer is not None:
-                    yield total.feed("report", answer)
+                    yield total.feed("report", answer.body)
                     return
                 if not owner.is_plain(error):
                     raise

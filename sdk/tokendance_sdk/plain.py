@@ -14,23 +14,32 @@ from openai import AsyncOpenAI, OpenAI, OpenAIError
 
 from tokendance_sdk.events import RoundAccumulator, RoundEvent
 from tokendance_sdk.requests import RoundCall
-from tokendance_sdk.results import AgentError, AgentResult, RoundResult, collect, parse_completion
+from tokendance_sdk.results import (
+    AgentError,
+    AgentResult,
+    RawAnswer,
+    RoundResult,
+    collect,
+    parse_completion,
+)
 from tokendance_sdk.rounds_protocol import RoundAgent
 from tokendance_sdk.threads import start
-from tokendance_sdk.wire import CHAT, AsyncEventStream, EventStream, error_value
+from tokendance_sdk.wire import CHAT, AsyncEventStream, EventStream, error_value, post, post_async
 
 _USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def send(client: OpenAI, call: RoundCall, max_parallel: int) -> RoundResult:
     """All members at once, at most `max_parallel` in flight; a member's failure is its result."""
+    raw: list[RawAnswer] = []
 
     def one(place: int, agent: RoundAgent) -> AgentResult:
         try:
-            answer = client.post(CHAT, cast_to=object, body=call.member_body(agent), options=call.options)
+            answer = post(client, CHAT, call.member_body(agent), call)
         except OpenAIError as error:
             return AgentResult(agent.agent_id, place, error=error_value(error))
-        return _answered(call, agent, place, answer)
+        raw.append(answer)
+        return _answered(call, agent, place, answer.body)
 
     started = time.perf_counter()
     agents = call.request.agents
@@ -40,28 +49,28 @@ def send(client: OpenAI, call: RoundCall, max_parallel: int) -> RoundResult:
     finally:
         for future in futures:
             future.cancel()
-    return collect(call.request.round_id, results, wall_ms=_since(started), plain=True)
+    return collect(call.request.round_id, results, wall_ms=_since(started), plain=True, raw=raw)
 
 
 async def send_async(client: AsyncOpenAI, call: RoundCall, max_parallel: int) -> RoundResult:
     """The async twin of `send`; cancelling it cancels every member's request."""
     slots = asyncio.Semaphore(max_parallel)
+    raw: list[RawAnswer] = []
 
     async def one(place: int, agent: RoundAgent) -> AgentResult:
         try:
             async with slots:
-                answer = await client.post(
-                    CHAT, cast_to=object, body=call.member_body(agent), options=call.options
-                )
+                answer = await post_async(client, CHAT, call.member_body(agent), call)
         except OpenAIError as error:
             return AgentResult(agent.agent_id, place, error=error_value(error))
-        return _answered(call, agent, place, answer)
+        raw.append(answer)
+        return _answered(call, agent, place, answer.body)
 
     started = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(place, agent)) for place, agent in enumerate(call.request.agents)]
     results = [task.result() for task in tasks]
-    return collect(call.request.round_id, results, wall_ms=_since(started), plain=True)
+    return collect(call.request.round_id, results, wall_ms=_since(started), plain=True, raw=raw)
 
 
 def stream(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -36,6 +36,20 @@ class AgentError:
         return cls(
             str(error.get("message", error)), error.get("type"), code, code if isinstance(code, int) else None
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RawAnswer:
+    """An HTTP answer as it came.
+
+    Attributes:
+        headers: names in lower case.
+        body: its JSON, unknown fields included (text where it is no JSON).
+    """
+
+    status: int
+    headers: dict[str, str]
+    body: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +101,9 @@ class RoundResult:
 
     Attributes:
         plain: True when the server knows nothing of rounds and the members went as chat requests.
+        raw: the HTTP answers it was read from: one for a round and for each time members were sent again, one for each
+            member from a plain server. Empty where it was streamed (also for a deadline or progress): there
+            `RoundEvent.data` is raw.
     """
 
     round_id: str
@@ -94,6 +111,7 @@ class RoundResult:
     usage: dict[str, Any]
     report: RoundReport
     plain: bool = False
+    raw: tuple[RawAnswer, ...] = field(default=(), compare=False, repr=False)
 
     def __iter__(self) -> Iterator[AgentResult]:
         return iter(self.results)
@@ -120,6 +138,11 @@ class RoundResult:
         """The members without an answer."""
         return tuple(result for result in self.results if not result.ok)
 
+    @property
+    def retryable(self) -> list[str]:
+        """The failed members for whom the same request may succeed later."""
+        return [result.agent_id for result in self.failed if result.error and result.error.retryable]
+
     def raise_for_errors(self) -> RoundResult:
         """This result; `RoundFailedError` if any member failed."""
         if self.failed:
@@ -128,7 +151,12 @@ class RoundResult:
 
 
 def collect(
-    round_id: str, results: Iterable[AgentResult], *, wall_ms: float, plain: bool = False
+    round_id: str,
+    results: Iterable[AgentResult],
+    *,
+    wall_ms: float,
+    plain: bool = False,
+    raw: Iterable[RawAnswer] = (),
 ) -> RoundResult:
     """Members' results as a round: usage summed, reports gathered."""
     ordered = tuple(sorted(results, key=lambda result: result.index))
@@ -140,7 +168,7 @@ def collect(
         name: sum(int((result.usage or {}).get(name) or 0) for result in ordered)
         for name in ("prompt_tokens", "completion_tokens", "total_tokens")
     }
-    return RoundResult(round_id, ordered, usage, report, plain)
+    return RoundResult(round_id, ordered, usage, report, plain, tuple(raw))
 
 
 def replaced(result: RoundResult, later: RoundResult) -> RoundResult:
@@ -151,7 +179,8 @@ def replaced(result: RoundResult, later: RoundResult) -> RoundResult:
         for member in result
     )
     wall_ms = result.report.wall_ms + later.report.wall_ms
-    return collect(result.round_id, members, wall_ms=wall_ms, plain=later.plain)
+    raw = (*result.raw, *later.raw)
+    return collect(result.round_id, members, wall_ms=wall_ms, plain=later.plain, raw=raw)
 
 
 def past_deadline() -> AgentError:
@@ -159,19 +188,20 @@ def past_deadline() -> AgentError:
     return AgentError("no answer before the round's deadline", "deadline", "deadline")
 
 
-def parse_response(answer: object, round_id: str, *, wall_ms: float) -> RoundResult:
+def parse_response(raw: RawAnswer, round_id: str, *, wall_ms: float) -> RoundResult:
     """The JSON of `/v1/rounds` as a result.
 
     Raises:
         ServerError: it is not what the protocol says.
     """
     try:
-        response = RoundResponse.model_validate(answer)
+        response = RoundResponse.model_validate(raw.body)
     except ValidationError as error:
         raise ServerError(
-            f"answer to round {round_id!r} is not a round: {str(answer)[:200]!r}; {error}"
+            f"answer to round {round_id!r} is not a round: {str(raw.body)[:200]!r}; {error}"
         ) from error
-    return collect(response.round_id, map(parse_member, response.results), wall_ms=wall_ms)
+    results = map(parse_member, response.results)
+    return collect(response.round_id, results, wall_ms=wall_ms, raw=(raw,))
 
 
 def parse_member(member: RoundMemberResult) -> AgentResult:

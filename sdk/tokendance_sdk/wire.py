@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from openai import APIStatusError, AsyncStream, OpenAIError, Stream
+from openai import APIStatusError, AsyncOpenAI, AsyncStream, OpenAI, OpenAIError, Stream
 
 from tokendance_sdk.errors import RoundStreamError
 from tokendance_sdk.protocol import ROUNDS_PATH, STATUS_PATH
-from tokendance_sdk.results import AgentError
+from tokendance_sdk.requests import RoundCall
+from tokendance_sdk.results import AgentError, RawAnswer
 
 ROUNDS = ROUNDS_PATH.removeprefix("/v1")
 """Relative to the client's `base_url`, which ends in `/v1`."""
@@ -60,6 +61,31 @@ class AsyncEventStream(AsyncStream[object]):
             await self.response.aclose()
 
 
+def post(client: OpenAI, path: str, body: dict[str, Any], call: RoundCall) -> RawAnswer:
+    """Send `body` with the call's options; the client's own errors pass through."""
+    return _raw(client.post(path, cast_to=object, body=body, options=_asking_for_all(call)))
+
+
+async def post_async(client: AsyncOpenAI, path: str, body: dict[str, Any], call: RoundCall) -> RawAnswer:
+    """The async twin of `post`."""
+    return _raw(await client.post(path, cast_to=object, body=body, options=_asking_for_all(call)))
+
+
+def _asking_for_all(call: RoundCall) -> Any:
+    # What the client's own `with_raw_response` does: the answer comes with its headers.
+    headers = {**(call.options.get("headers") or {}), "X-Stainless-Raw-Response": "true"}
+    return {**call.options, "headers": headers}
+
+
+def _raw(answer: object) -> RawAnswer:
+    response = cast("Any", answer)
+    return RawAnswer(response.status_code, _lower(response.headers), response.parse())
+
+
+def _lower(headers: Any) -> dict[str, str]:
+    return {str(name).lower(): str(value) for name, value in headers.items()}
+
+
 def status_url(base_url: object) -> str:
     """Where the status route is: beside `/v1`, not below it."""
     return str(base_url).rstrip("/").removesuffix("/v1") + STATUS_PATH
@@ -77,10 +103,12 @@ def error_value(error: Exception) -> AgentError:
     return AgentError(str(error), getattr(error, "type", None) or type(error).__name__, code, status)
 
 
-def failed_round(error: APIStatusError) -> dict[str, Any] | None:
+def failed_round(error: APIStatusError) -> RawAnswer | None:
     """The round inside an error answer: the server uses an error status when every member failed."""
     body = error.body
-    return body if isinstance(body, dict) and isinstance(body.get("results"), list) else None
+    if not isinstance(body, dict) or not isinstance(body.get("results"), list):
+        return None
+    return RawAnswer(error.status_code, _lower(error.response.headers), body)
 
 
 def broken_off(round_id: str, error: Exception) -> Exception:

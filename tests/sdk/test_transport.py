@@ -157,6 +157,39 @@ def test_a_member_that_always_fails_is_sent_again_alone_and_so_often(line: Line,
 
 
 @both
+def test_what_is_answered_is_kept_when_the_server_dies_while_the_rest_is_sent_again(
+    line: Line, kind: str
+) -> None:
+    line.answers[ROUNDS] = [without("maria"), wire.ConnectError("down"), refusal(500)]
+    result = line.play(kind, arguments={"retry_failed": 2})
+    assert list(result.outputs) == ["klaus", "eve"]
+    sent = [[agent["agent_id"] for agent in body["agents"]] for body in line.bodies()]
+    assert sent == [["klaus", "maria", "eve"], ["maria"], ["maria"]]
+
+
+@both
+def test_the_raw_answers_come_with_their_headers(line: Line, kind: str) -> None:
+    line.answers[ROUNDS] = [without("maria"), answer]
+    result = line.play(kind, arguments={"retry_failed": 1})
+    assert [raw.status for raw in result.raw] == [200, 200]
+    assert [len(raw.body["results"]) for raw in result.raw] == [3, 1]
+    assert result.raw[0].body["results"][1]["error"]["message"] == "overloaded"
+    assert all(raw.headers["content-type"] == "application/json" for raw in result.raw)
+
+
+@both
+def test_a_plain_servers_raw_answers_are_its_completions(line: Line, kind: str) -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
+    completion = {"id": "c-1", "choices": [choice], "system_fingerprint": "fp"}
+    line.answers |= {ROUNDS: [wire.Response(404)], STATUS: [wire.Response(404)]}
+    line.answers[CHAT] = [lambda _: wire.Response(200, json=completion, headers={"x-request-id": "r7"})]
+    with pytest.warns(UserWarning, match="knows nothing of rounds"):
+        result = line.play(kind)
+    assert [raw.body for raw in result.raw] == [completion] * 3
+    assert {raw.headers["x-request-id"] for raw in result.raw} == {"r7"}
+
+
+@both
 def test_a_refusal_of_the_round_passes_through_with_the_servers_words(line: Line, kind: str) -> None:
     line.answers[ROUNDS] = [
         refusal(400, "round_id: header says 'a', body says 'b'; allowed: the same in both")
