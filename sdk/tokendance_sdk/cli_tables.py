@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE
 from rich.table import Table
@@ -92,6 +94,26 @@ def outputs_lines(rows: Sequence[RoundRow]) -> list[str]:
 def _note(row: RoundRow) -> str:
     notes = [f"{count} x {reason}" for reason, count in Counter(row.fallbacks).most_common()]
     return ", ".join([*notes, *(f"{agent} failed: {reason[:60]}" for agent, reason in row.failed.items())])
+
+
+def status_table(answer: Mapping[str, Any]) -> Table:
+    """What a server says about its engine, one line per value; nested values under their path."""
+    table = Table(box=SIMPLE, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for path, value in _leaves(answer):
+        table.add_row(path, value)
+    return table
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list) and value and not any(isinstance(item, Mapping | list) for item in value):
+        yield path, ", ".join(map(str, value))
+    else:
+        yield path, value if isinstance(value, str) else json.dumps(value)
 
 
 def _ratio(before: float, after: float) -> str:

@@ -138,15 +138,22 @@ def find_workload(name: str | Path) -> Path:
     given = Path(name)
     if given.is_file():
         return given
-    folders = [Path("benchmarks/workloads"), Path(__file__).resolve().parents[2] / "benchmarks" / "workloads"]
-    for folder in folders:
+    for folder in _folders():
         if (found := folder / f"{name}.jsonl").is_file():
             return found
-    known = sorted({file.stem for folder in folders for file in folder.glob("*.jsonl")})
     raise WorkloadError(
         f"no workload {str(name)!r}; allowed: a .jsonl file, or one of: "
-        f"{', '.join(known) or '(none found here)'}"
+        f"{', '.join(known_workloads()) or '(none found here)'}"
     )
+
+
+def known_workloads() -> list[str]:
+    """Names that `find_workload` knows."""
+    return sorted({file.stem for folder in _folders() for file in folder.glob("*.jsonl")})
+
+
+def _folders() -> list[Path]:
+    return [Path("benchmarks/workloads"), Path(__file__).resolve().parents[2] / "benchmarks" / "workloads"]
 
 
 def load_workload(name: str | Path) -> Workload:

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 from fake_server import FakeServer, serving
+from rich.console import Console
 from tokendance_sdk import __version__, cli, cli_server
+from tokendance_sdk.cli_tables import status_table
 
-COMMANDS = (["serve"], ["replay"], ["status"], ["model", "smollm2"], ["demo"])
+COMMANDS = (["serve"], ["replay"], ["status"], ["model"], ["model", "smollm2"], ["demo"])
 
 
 def tokendance(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -82,10 +84,30 @@ def test_a_server_that_is_not_there_ends_with_status_1_and_its_address() -> None
     assert "Traceback" not in done.stderr
 
 
-def test_status_prints_json(fake: FakeServer) -> None:
-    done = tokendance("status", "--base-url", fake.base_url)
+def test_status_prints_json_on_request(fake: FakeServer) -> None:
+    done = tokendance("status", "--base-url", fake.base_url, "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout) == {"version": "0", "protocol_version": 1}
+
+
+def test_status_is_a_table_with_one_line_per_value(fake: FakeServer) -> None:
+    done = tokendance("status", "--base-url", fake.base_url)
+    assert done.returncode == 0
+    rows = [line.split() for line in done.stdout.splitlines() if line.strip()]
+    assert rows == [["version", "0"], ["protocol_version", "1"]]
+
+
+def test_nested_values_of_a_status_stand_under_their_path() -> None:
+    engine = {"features": {"reuse": True}, "model": ["a", "b"], "why": None, "families": []}
+    screen = Console(width=60, file=io.StringIO())
+    screen.print(status_table({"engine": engine}))
+    rows = [line.split(maxsplit=1) for line in screen.file.getvalue().splitlines() if line.strip()]  # type: ignore[attr-defined]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["engine.features.reuse", "true"],
+        ["engine.model", "a, b"],
+        ["engine.why", "null"],
+        ["engine.families", "[]"],
+    ]
 
 
 def test_status_of_a_plain_server_is_1(plain: FakeServer) -> None:
