@@ -73,7 +73,7 @@ def test_a_round_larger_than_the_batch(rounds: Rounds) -> None:
 
 
 def test_a_straggler_a_double_and_a_wrong_size(rounds: Rounds) -> None:
-    prompts = rounds.members(HISTORIES, BLOCKS)
+    prompts = rounds.members((70, 102, 134), BLOCKS)  # of one page phase: any of them makes the same master
     alone = rounds.play(prompts, **FAST).tokens
     rounds.forget()
     first = rounds.play([prompts[2], prompts[2], prompts[1]], **FAST)
@@ -104,7 +104,7 @@ def test_other_orders_share_what_stands_alike_and_copy_the_rest(rounds: Rounds) 
     prompts = rounds.members(HISTORIES, (150, 150, 150), orders=[[0, 1, 2], [0, 2, 1], [0, 1, 2]])
     reports = rounds.play(prompts, fidelity="fast").reports
     assert all(r["reused_tokens"] > 350 for r in reports)
-    assert reports[1]["shared_tokens"] >= 4 * 32
+    assert reports[1]["shared_tokens"] >= 3 * 32
     assert reports[0]["shared_tokens"] == reports[2]["shared_tokens"] > reports[1]["shared_tokens"]
 
 
@@ -119,4 +119,4 @@ def test_an_agent_that_joins_in_the_second_round_and_one_that_leaves(rounds: Rou
     reports = rounds.play([stays, joins], "s:2", **FAST).reports
     assert reports[0]["approximate_cached_tokens"] > 0
     assert reports[1]["cached_tokens"] == 0
-    assert all(r["shared_tokens"] >= 7 * 32 for r in reports)
+    assert all(r["shared_tokens"] >= 6 * 32 for r in reports)
