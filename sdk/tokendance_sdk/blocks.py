@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from tokendance_sdk.protocol import SEPARATOR
 
@@ -39,6 +40,11 @@ def strip_separators(wire: str) -> str:
     return "".join(unescape(segment) for segment in wire.split(SEPARATOR))
 
 
+@lru_cache(maxsize=1024)  # every agent of a round asks for the same ids
+def _id(text: str) -> str:
+    return "b:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """A piece of text with an owner.
@@ -63,7 +69,7 @@ class Block:
 
         Two owners of equal text have equal ids, so that the text travels and is computed once.
         """
-        return "b:" + hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        return _id(self.text)
 
     @property
     def wire(self) -> str:

@@ -41,6 +41,8 @@ class KnownTexts:
         self._texts: OrderedDict[str, None] = OrderedDict()
         self._beginnings: dict[str, list[str]] = {}
         self._windows: dict[str, Counter[int]] = {}
+        self._version = 0
+        self._simple: dict[str, tuple[int, bool]] = {}
         self._size = 0
         self._lock = threading.Lock()
 
@@ -61,23 +63,44 @@ class KnownTexts:
         """Every place in `content` where a whole known text stands, and no word is cut at its edges."""
         with self._lock:
             seen: set[Span] = set()
-            ends = len(content) - self._width + 1 if self._texts else 0
-            for at in range(0, ends, self._stride):
-                for shift in self._windows.get(content[at : at + self._width], ()):
-                    start = at - shift
-                    alike = self._beginnings.get(content[start : start + self.least]) if start >= 0 else None
-                    if alike:
-                        seen.update(self._whole(content, start, alike))
+            at, ends = 0, len(content) - self._width + 1 if self._texts else 0
+            while (place := self._next(content, at, ends)) is not None:
+                at = place + self._stride
+                for start in self._starts(content, place):
+                    for text, end in self._whole(content, start):
+                        seen.add((start, end))
+                        if self._is_simple(text):
+                            at = max(at, end - self.least + 1)
         yield from seen
 
-    def _whole(self, content: str, start: int, alike: Sequence[str]) -> Iterator[Span]:
-        for text in alike:
+    def _next(self, content: str, at: int, ends: int) -> int | None:
+        windows, width = self._windows, self._width
+        return next((n for n in range(at, ends, self._stride) if content[n : n + width] in windows), None)
+
+    def _starts(self, content: str, place: int) -> Iterator[int]:
+        """Where the beginning of a known text stands, if the window at `place` is part of it."""
+        for shift in self._windows.get(content[place : place + self._width], ()):
+            start = place - shift
+            if start >= 0 and content[start : start + self.least] in self._beginnings:
+                yield start
+
+    def _whole(self, content: str, start: int) -> Iterator[tuple[str, int]]:
+        for text in self._beginnings[content[start : start + self.least]]:
             end = start + len(text)
             if content.startswith(text, start) and not (
                 _cuts_a_word(content, start) or _cuts_a_word(content, end)
             ):
                 self._texts.move_to_end(text)
-                yield start, end
+                yield text, end
+
+    def _is_simple(self, text: str) -> bool:
+        """Whether no known text begins within `text`, so that its inside need not be looked at in every prompt."""
+        known = self._simple.get(text)
+        if known is None or known[0] != self._version:
+            places = range(1, len(text) - self._width + 1, self._stride)
+            simple = all(start < 1 for place in places for start in self._starts(text, place))
+            known = self._simple[text] = (self._version, simple)
+        return known[1]
 
     def _add(self, text: str) -> None:
         if text in self._texts:
@@ -88,6 +111,7 @@ class KnownTexts:
         alike = self._beginnings.setdefault(text[: self.least], [])
         alike.append(text)
         if len(alike) == 1:
+            self._version += 1
             for shift in range(self._stride):
                 self._windows.setdefault(text[shift : shift + self._width], Counter())[shift] += 1
         while self._size > self.most:
@@ -95,6 +119,7 @@ class KnownTexts:
 
     def _drop(self, text: str) -> None:
         del self._texts[text]
+        self._simple.pop(text, None)
         self._size -= len(text)
         alike = self._beginnings[text[: self.least]]
         alike.remove(text)

@@ -85,6 +85,32 @@ def test_every_whole_occurrence_is_found(text: str, before: str, after: str, lea
     assert ((text, True) in pieces) == expected
 
 
+@given(st.lists(st.text(alphabet="ab ", min_size=1, max_size=12), max_size=5), st.data(), st.integers(2, 6))
+def test_candidates_are_all_occurrences_of_all_texts(
+    texts: list[str], data: st.DataObject, least: int
+) -> None:
+    content = "".join(data.draw(st.lists(st.sampled_from([*texts, " ", "|", "a"]), max_size=12)))
+    memory = KnownTexts(least)
+    for text in texts[:-1]:
+        memory.add(text)
+    list(memory.candidates(content))
+    for text in texts:  # what was learnt of the first texts holds no longer when more are known
+        memory.add(text)
+    wanted = {
+        (at, at + len(text))
+        for each in texts
+        for text in (each, each.strip())
+        if len(text) >= least
+        for at in range(len(content))
+        if content.startswith(text, at) and not cut(content, at) and not cut(content, at + len(text))
+    }
+    assert set(memory.candidates(content)) == wanted
+
+
+def cut(content: str, at: int) -> bool:
+    return 0 < at < len(content) and content[at - 1].isalnum() and content[at].isalnum()
+
+
 def test_repetitive_text_ends_in_time() -> None:
     text = "ha " * 400
     started = time.monotonic()
