@@ -68,16 +68,24 @@ def _check_message(message: Mapping[str, Any], where: str, refs: Mapping[str, st
             f"{where}.content: got {_shape(content)}; allowed: text, a list of content parts, null"
         )
     for number, part in enumerate(content if isinstance(content, list) else ()):
-        here = f"{where}.content[{number}]"
-        if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
-            raise ValueError(f"{here}: got {_shape(part)}; allowed: an object with a 'type'")
-        if part["type"] == "text" and not isinstance(part.get("text"), str):
-            raise ValueError(f"{here}.text: got {_shape(part.get('text'))}; allowed: text")
-        if part["type"] == "block":
-            ref = part.get("ref")
-            if not isinstance(ref, str) or ref not in refs:
-                known = ", ".join(sorted(refs)[:20]) or "none, 'blocks' is empty"
-                raise ValueError(f"{here}.ref: got unknown block {str(ref)[:140]!r}; known blocks: {known}")
+        wrong = _wrong_part(part, refs)
+        if wrong is not None:
+            raise ValueError(f"{where}.content[{number}]{wrong}")
+
+
+def _wrong_part(part: Any, refs: Mapping[str, str]) -> str | None:
+    """What is wrong with a content part, if anything; a round of many agents has tens of thousands."""
+    kind = part.get("type") if isinstance(part, dict | Mapping) else None
+    if not isinstance(kind, str):
+        return f": got {_shape(part)}; allowed: an object with a 'type'"
+    if kind == "text" and not isinstance(part.get("text"), str):
+        return f".text: got {_shape(part.get('text'))}; allowed: text"
+    if kind == "block":
+        ref = part.get("ref")
+        if not isinstance(ref, str) or ref not in refs:
+            known = ", ".join(sorted(refs)[:20]) or "none, 'blocks' is empty"
+            return f".ref: got unknown block {str(ref)[:140]!r}; known blocks: {known}"
+    return None
 
 
 class BlockPart(BaseModel):
