@@ -163,7 +163,7 @@ async def _broadcast(at: Setting, kind: Callable[[Any], Any]) -> None:
     from ag2.config import OpenAIConfig
     from tokendance_sdk.integrations.ag2 import Broadcast, TokenDanceConfig
 
-    class Config(OpenAIConfig):
+    class Config(OpenAIConfig):  # type: ignore[misc,unused-ignore]
         def create(self) -> Any:
             client: Any = super().create()
             client._client = kind(client._client)
