@@ -39,8 +39,10 @@ lint: $(ENGINE_READY)
 	$(BIN)/ruff format --check $(wildcard $(CODE))
 	$(BIN)/ruff check $(wildcard $(CODE))
 
-types: $(ENGINE_READY)
+# Examples are user code: they are checked with the packages that users have.
+types: $(ENGINE_READY) $(SDK_READY)
 	$(BIN)/mypy --strict $(TYPED)
+	$(BIN)/mypy --strict --python-executable .venv-sdk/bin/python --cache-dir .mypy_cache/examples examples
 
 # One more process than cores, of one thread each: many tests wait for something. The SDK's integrations are tested
 # with the newest clients (test-sdk).

@@ -1,4 +1,4 @@
-"""Write the reference tables that follow from code; `--check` fails when a file is out of date.
+"""Write the reference pages that follow from code; `--check` fails when a file is out of date.
 
 python docs/generate.py
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from api_reference import api_pages
 from tokendance_engine.config import config_table
 from tokendance_engine.reuse import backends
 from tokendance_sdk.protocol import HEADER_FIELDS, FallbackReason, MemberReport, PlacementReason, RoundTag
@@ -18,7 +19,8 @@ NOTE = "<!-- Written by docs/generate.py; do not edit. -->\n\n"
 
 def pages() -> dict[str, str]:
     """File name -> content."""
-    return {"settings.md": settings(), "protocol.md": protocol()}
+    api = {name: NOTE + content for name, content in api_pages().items()}
+    return {"settings.md": settings(), "protocol.md": protocol(), **api}
 
 
 def settings() -> str:

@@ -40,6 +40,29 @@ def test_no_heavy_package_is_imported(statement: str) -> None:
     assert loaded_after(statement) & set(HEAVY) == set()
 
 
+@pytest.mark.parametrize(
+    ("before", "statement"),
+    [
+        ("", "import tokendance_sdk"),
+        (
+            "",
+            "from tokendance_sdk import Block, Layout, RoundPrompt, RoundReport, SEPARATOR, escape, unescape",
+        ),
+        ("import openai", "from tokendance_sdk import TokenDance, AsyncTokenDance"),
+    ],
+    ids=["package", "prompts", "client, beyond openai's own"],
+)
+def test_importing_takes_less_than_300_ms(before: str, statement: str) -> None:
+    code = (
+        f"{before}\nimport time\nstart = time.process_time()\n{statement}\nprint(time.process_time() - start)"
+    )
+    took = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(3)
+    ]
+    assert min(took) < 0.3, took  # of CPU: the machine may be busy
+
+
 def test_the_client_brings_openai_and_nothing_heavier() -> None:
     loaded = loaded_after("from tokendance_sdk import TokenDance, AsyncTokenDance")
     assert "openai" in loaded
