@@ -2,7 +2,7 @@
 
 The server answers at once, in another process. `added` is the program's CPU less that of the same program with a model
 that is not there (the framework), less that of sending the finished requests with the OpenAI client alone (the line).
-Negative where one request instead of one per agent saves more than the SDK costs. No vLLM.
+Each is the least of several repetitions, taken in turns: other programs on the machine only ever add. No vLLM.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import importlib.metadata
 import importlib.util
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     with instant_server() as url:
         at = Setting(url, args.agents, args.rounds)
         repeats = 3 if args.quick else args.repeats
-        line = cpu(bare(at), at, repeats)
+        line = measure({"line": bare(at)}, at, repeats)["line"]
         rows = []
         for name, way in ways(at).items():
-            rows.append(row(name, way, at, repeats, line[0], ordinary=not args.quick))
+            rows.append(row(name, way, at, repeats, line.least))
             print_rows(name, rows[-1:])
         headers = seen(url)["header_bytes"]
     headline: dict[str, Any] = {
         "agents": args.agents,
         "rounds": args.rounds,
-        "one_bare_request_cpu_ms": line[0],
+        "one_bare_request_cpu_ms_per_agent": line.least,
         "most_added_cpu_ms_per_agent_and_round": max(each["added_ms"] for each in rows),
         "header_bytes": headers,
     }
@@ -62,38 +63,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def row(name: str, way: Way, at: Setting, repeats: int, line: float, *, ordinary: bool) -> dict[str, Any]:
-    """One way: medians (milliseconds of CPU per agent and round), and the spread of the first."""
-    ours, low, high, wall = cpu(way.ours, at, repeats)
-    framework = cpu(way.instant, at, repeats)[0] if way.instant else 0.0
-    alone = cpu(way.ordinary, at, min(3, repeats))[0] if way.ordinary and ordinary else None
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """CPU of this process, ms per agent and round, and wall time, ms per round."""
+
+    least: float
+    median: float
+    wall: float
+
+
+def row(name: str, way: Way, at: Setting, repeats: int, line: float) -> dict[str, Any]:
+    """One way: milliseconds of CPU per agent and round; `added_ms` as the module says."""
+    plays = {"ours": way.ours, "instant": way.instant, "ordinary": way.ordinary}
+    spent = measure({kind: play for kind, play in plays.items() if play is not None}, at, repeats)
+    framework = spent["instant"].least if "instant" in spent else 0.0
     return {
         "way": name,
-        "cpu_ms": ours,
-        "from": low,
-        "to": high,
+        "added_ms": round(spent["ours"].least - framework - line, 3),
+        "cpu_ms": spent["ours"].least,
+        "median_ms": spent["ours"].median,
         "framework_ms": framework,
-        "added_ms": round(ours - framework - line, 3),
-        "ordinary_requests_ms": alone,
-        "wall_ms_per_round": round(wall * at.agents, 1),
+        "ordinary_requests_ms": spent["ordinary"].least if "ordinary" in spent else None,
+        "wall_ms_per_round": spent["ours"].wall,
     }
 
 
-def cpu(play: Play, at: Setting, repeats: int) -> tuple[float, float, float, float]:
-    """(median, least, most) CPU and median wall time of this process: ms per agent and round, after a warm-up."""
-    play()
-    spent, wall = [], []
-    for _ in range(repeats):
-        started, began = time.process_time(), time.perf_counter()
+def measure(plays: Mapping[str, Play], at: Setting, repeats: int) -> dict[str, Spent]:
+    """What each play spends, after a warm-up."""
+    for play in plays.values():
         play()
-        spent.append((time.process_time() - started) * 1e3 / (at.agents * at.rounds))
-        wall.append((time.perf_counter() - began) * 1e3 / (at.agents * at.rounds))
-    return (
-        round(statistics.median(spent), 3),
-        round(min(spent), 3),
-        round(max(spent), 3),
-        statistics.median(wall),
-    )
+    taken: dict[str, list[tuple[float, float]]] = {kind: [] for kind in plays}
+    for _ in range(repeats):
+        for kind, play in plays.items():
+            cpu, wall = time.process_time(), time.perf_counter()
+            play()
+            taken[kind].append((time.process_time() - cpu, time.perf_counter() - wall))
+    share = 1e3 / (at.agents * at.rounds)
+    return {
+        kind: Spent(
+            round(min(cpu for cpu, _ in each) * share, 3),
+            round(statistics.median(cpu for cpu, _ in each) * share, 3),
+            round(statistics.median(wall for _, wall in each) * 1e3 / at.rounds, 1),
+        )
+        for kind, each in taken.items()
+    }
 
 
 def _version(name: str) -> str | None:
