@@ -129,7 +129,8 @@ def make_plan(context: Context, found: Sequence[Reused], backend: Backend, tail:
         for a, b in _consecutive(context, row_of, int(start), int(stop))
     ]
     first = np.flatnonzero(reused)
-    moved = [at for at, _ in (*context.frame.steps, *context.filling.inserts) if at >= cached]
+    moved = [at for at, _ in context.frame.steps if at >= cached]
+    moved += [max(at, cached) for at, n in context.filling.inserts if at + n > cached]
     return Plan(
         cached=cached,
         end=end,

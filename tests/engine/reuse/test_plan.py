@@ -12,6 +12,7 @@ from plan_cases import PAGE, Case, backends, cases, computed, copied, plan_of, s
 from tokendance_engine.reuse.backends import Backend, make_backend
 from tokendance_engine.reuse.plan import Context, make_plan, runs_of
 from tokendance_engine.reuse.selection import Reused
+from tokendance_engine.segments.filling import Filling
 
 
 @given(cases(), backends)
@@ -196,3 +197,13 @@ def test_runs_are_the_maximal_stretches_of_a_mask(flags: list[bool]) -> None:
             expected.append([at, at + length])
         at += length
     assert runs_of(np.array(flags, dtype=bool)).tolist() == expected
+
+
+@pytest.mark.parametrize(("insert", "start"), [((20, 5), 64), ((30, 5), 32), ((40, 5), 40), ((70, 5), 64)])
+def test_pages_are_approximate_from_the_first_filler_that_is_not_cached(
+    insert: tuple[int, int], start: int
+) -> None:
+    """Fillers are not computed as what they are, so nobody may find them under the keys of their tokens."""
+    context = Context(120, 32, PAGE, filling=Filling((insert,)))
+    plan = make_plan(context, [Reused(64, 100, 0)], make_backend("master", 0, {}), 0)
+    assert plan.approximate_from == start

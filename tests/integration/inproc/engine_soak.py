@@ -76,6 +76,16 @@ def _grown(
     return Prompt(prompt.agent, more.tokens, prompt.boundaries + more.boundaries)
 
 
+def _told(rounds: Rounds, name: str, got: list[int], truth: list[int], prompts: list[Prompt]) -> str:
+    """What a wrong answer says, and by how much its first wrong token is less likely than the right one."""
+    rounds.forget()
+    [prompt] = [p for p in prompts if name.endswith(p.agent)]
+    [logprobs] = rounds.round([prompt], None, [truth]).logprobs
+    at = next((i for i, (a, b) in enumerate(zip(got, truth, strict=False)) if a != b), None)
+    gap = None if at is None else float(logprobs[at][truth[at]] - logprobs[at][got[at]])
+    return f"{name}: {got} instead of {truth}, gap {gap}"
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_every_exact_answer_is_right_whatever_happens_around_it(rounds: Rounds, seed: int) -> None:
     dice = random.Random(seed)
@@ -157,7 +167,7 @@ def test_every_exact_answer_is_right_whatever_happens_around_it(rounds: Rounds, 
     finally:
         gather.cap = cap
     wrong = [n for n, agent in checked.items() if steps.tokens(n) != truth[agent]]
-    assert not wrong
+    assert not wrong, [_told(rounds, n, steps.tokens(n), truth[checked[n]], prompts) for n in wrong]
     kinds = {name.partition("-")[0] for name in checked}
     assert {"all", "exact", "plain"} <= kinds
     reports = [steps.report(n) for n in checked if not n.startswith("plain")]
