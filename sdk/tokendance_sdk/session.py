@@ -48,32 +48,30 @@ class SessionState:
 
     def prompts(self, task: Text | None, private: Text | None = None) -> list[RoundPrompt]:
         """The next round's prompts, one per agent."""
-        return [
-            RoundPrompt.assemble(
-                agent,
-                self._with_private(agent, private),
-                self.shared,
-                self.layout,
-                self._of(agent, task, "task"),
-                label=self.label,
-            )
-            for agent in self.histories
-        ]
+        return [self._prompt(agent, task, private) for agent in self.histories]
 
     def advance(self, result: RoundResult, task: Text | None, private: Text | None = None) -> None:
         """Take a round's outputs in: into their author's history, and as the next round's shared blocks.
 
         Failed members said nothing: their history keeps what it had, and no block of theirs is shared.
         """
-        for prompt in self.prompts(task, private):
-            agent = prompt.agent
-            if not result[agent].ok:
-                continue
-            if self.context == "window":
-                prompt = self._alone(agent, task, private)
-            self.histories[agent] = prompt.answered(result[agent].block)
+        asked = self._alone if self.context == "window" else self._prompt
+        for answer in result:
+            if answer.ok:
+                prompt = asked(answer.agent_id, task, private)
+                self.histories[answer.agent_id] = prompt.answered(answer.block)
         self.shared = result.blocks
         self.round += 1
+
+    def _prompt(self, agent: str, task: Text | None, private: Text | None) -> RoundPrompt:
+        return RoundPrompt.assemble(
+            agent,
+            self._with_private(agent, private),
+            self.shared,
+            self.layout,
+            self._of(agent, task, "task"),
+            label=self.label,
+        )
 
     def _alone(self, agent: str, task: Text | None, private: Text | None) -> RoundPrompt:
         """What the agent was asked, without what the others said."""
