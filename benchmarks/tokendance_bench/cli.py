@@ -11,6 +11,7 @@ NAMES = {
     "capacity": "agents running at once in a fixed KV space, live pages of a round",
     "overhead": "CPU of the SDK per agent and round, bytes on the wire and in checkpoints; no vLLM",
     "fidelity": "KL and top-1 to full prefill over recorded answers; drift over rounds",
+    "judge": "how often a judge chooses otherwise among shuffled candidates when their KV is reused",
 }
 
 

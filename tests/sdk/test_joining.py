@@ -116,7 +116,7 @@ async def test_64_agents_and_3_rounds_lose_and_double_nothing(
         assert [agent["agent_id"] for agent in body["agents"]] == names
 
 
-def test_marking_and_checking_cost_about_a_millisecond_per_agent() -> None:
+def test_marking_and_checking_cost_less_than_a_millisecond_per_agent() -> None:
     """The SDK's own work on a third round of 64 agents: everything between the calls and the request."""
     heard = [{"role": "user", "content": f"Said by {n % 64} in round {n // 64}. " * 20} for n in range(128)]
     members = {f"a{n}": [{"role": "system", "content": f"You are {n}."}, *heard] for n in range(64)}
@@ -128,9 +128,9 @@ def test_marking_and_checking_cost_about_a_millisecond_per_agent() -> None:
         prepare("m", "sim:2", agents, None, {"blocks": blocks})
         return (time.process_time() - started) / 64 * 1000
 
-    per_agent_ms = min(once() for _ in range(5))
+    per_agent_ms = min(once() for _ in range(10))
     print(f"SDK overhead: {per_agent_ms:.3f} ms per agent and round")
-    assert per_agent_ms < 3  # under 1 on an idle core; test machines are shared
+    assert per_agent_ms < 1
 
 
 @both
