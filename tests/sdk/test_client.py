@@ -153,6 +153,23 @@ def test_overrides_reach_their_agent_alone(rounds_server: FakeServer, kind: str)
 
 
 @both
+def test_tools_and_structured_output_reach_the_server_and_calls_come_back(
+    rounds_server: FakeServer, kind: str
+) -> None:
+    rounds_server.tool = "look_up"
+    tools = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
+    shape = {"type": "json_schema", "json_schema": {"name": "plan", "schema": {"type": "object"}}}
+    result = run(rounds_server, kind, tools=tools, overrides={"eve": {"response_format": shape}})
+    (body,) = rounds_server.bodies(ROUNDS_PATH)
+    assert body["tools"] == tools
+    assert [agent.get("response_format") for agent in body["agents"]] == [None, None, shape]
+    for answer in result:
+        assert answer.text == ""
+        assert answer.finish_reason == "tool_calls"
+        assert [call["function"]["name"] for call in answer.message["tool_calls"]] == ["look_up"]
+
+
+@both
 def test_the_wrapped_clients_key_headers_and_query_are_used(rounds_server: FakeServer, kind: str) -> None:
     run(rounds_server, kind, extra_headers={"X-Team": "blue"}, extra_body={"seed": 3})
     ((_, _, headers, body),) = rounds_server.seen
