@@ -7,9 +7,10 @@ starts; every process gets it through `KVTransferConfig.kv_connector_extra_confi
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any
 
@@ -22,11 +23,33 @@ FLAG_PREFIX = "--tokendance-"
 _LIMITS = Limits()
 
 
+NONE = "none"
+"""Value of a text setting that may be absent."""
+
+
 def _setting(
-    default: Any, help: str, low: float = 0, high: float = math.inf, choices: tuple[str, ...] = ()
+    default: Any,
+    help: str,
+    low: float = 0,
+    high: float = math.inf,
+    choices: tuple[str, ...] = (),
+    text: str = "a name",
+    check: Callable[[str], bool] = bool,
 ) -> Any:
-    """A field with the range (numbers) or the choices (text) that `parse` enforces."""
-    return field(default=default, metadata={"help": help, "low": low, "high": high, "choices": choices})
+    """A field with the range (numbers), the choices or the check (text; `text` says what is allowed) of `parse`."""
+    rules = {"low": low, "high": high, "choices": choices, "text": text, "check": check}
+    return field(default=default, metadata={"help": help, **rules})
+
+
+def _is_tiers(text: str) -> bool:
+    """Whether a text is `none`, a JSON object or a JSON list of objects."""
+    if text == NONE:
+        return True
+    try:
+        spec = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(spec, dict) or (isinstance(spec, list) and all(isinstance(each, dict) for each in spec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +94,25 @@ class EngineConfig:
         "start; 'torch' the attention backend's own writer; 'triton' and 'triton-interpret' (any device, for tests) "
         "Triton.",
         choices=("auto", "torch", "triton", "triton-interpret"),
+    )
+    cpu_bytes: int = _setting(
+        0,
+        "Memory for members' histories between rounds (bytes, exact); 0: off, since it is taken from the host and "
+        "capturing a history costs about as much as copying it.",
+    )
+    idle_seconds: float = _setting(3600.0, "Sessions unused for this long leave that memory.")
+    tiers: str = _setting(
+        NONE,
+        'Where sessions go that leave that memory, as JSON: `{"type": "disk", "path": ..., "capacity_gb": ...}`, '
+        "`redis`, `memory`, an adapter of LMCache, or a list of these.",
+        text="JSON, or none",
+        check=_is_tiers,
+    )
+    secret_file: str = _setting(
+        NONE,
+        "File with the key under which tiers are written, made if absent; without it a restarted engine finds "
+        "nothing.",
+        text="a path, or none",
     )
     max_agents: int = _setting(_LIMITS.max_agents, "Most agents in one /v1/rounds request.", 1, 4096)
     max_blocks: int = _setting(_LIMITS.max_blocks, "Most blocks in one /v1/rounds request.")
@@ -134,7 +176,7 @@ class EngineConfig:
 
 
 def settings() -> tuple[Field[Any], ...]:
-    """The fields of `EngineConfig`, in order; `metadata` holds help, low, high and choices."""
+    """The fields of `EngineConfig`, in order; `metadata` holds help and what is allowed."""
     return fields(EngineConfig)
 
 
@@ -154,7 +196,7 @@ def allowed(each: Field[Any]) -> str:
     if choices:
         return "one of " + ", ".join(choices)
     if isinstance(each.default, str):
-        return "a name"
+        return str(each.metadata["text"])
     kind = "a whole number" if isinstance(each.default, int) else "a number"
     return f"{kind}, at least {low:g}" if high == math.inf else f"{kind} from {low:g} to {high:g}"
 
@@ -172,7 +214,7 @@ def parse(name: str, value: Any, source: str) -> Any:
     parsed = _convert(value, type(each.default))
     choices = each.metadata["choices"]
     if isinstance(parsed, str):
-        fine = parsed in choices if choices else bool(parsed)
+        fine = parsed in choices if choices else each.metadata["check"](parsed)
     else:
         fine = parsed is not None and each.metadata["low"] <= parsed <= each.metadata["high"]
     if not fine:

@@ -180,6 +180,10 @@ class MemberReport(BaseModel):
     approximate_cached_tokens: int = Field(
         default=0, description="Of these, computed approximately in an earlier round."
     )
+    restored_tokens: int = Field(
+        default=0,
+        description="Of the cached ones, those that vLLM had lost and that came back from the member's stored history.",
+    )
     reused_tokens: int = Field(default=0, description="Restored from the master and not recomputed.")
     shared_tokens: int = Field(
         default=0,

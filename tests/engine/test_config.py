@@ -54,6 +54,10 @@ def test_a_config_is_read_from_an_absent_extra_config_and_the_environment() -> N
         ("placement", "near", "one of auto, shared, copy"),
         ("max_skipped_positions", -1, "a whole number, at least 0"),
         ("default_backend", "", "a name"),
+        ("tiers", "disk", "JSON, or none"),
+        ("tiers", "[1]", "JSON, or none"),
+        ("secret_file", "", "a path, or none"),
+        ("cpu_bytes", -1, "a whole number, at least 0"),
         ("max_segments", None, "a whole number, at least 1"),
     ],
 )

@@ -74,6 +74,7 @@ def merge_tag(processor: Any, request_id: str, prompt: Any, params: Any) -> tupl
         placement=tag.placement,
         backend=tag.backend or config.default_backend,
         options=dict(tag.options),
+        named=tag.agent_id is not None,
         segments=boundaries or (),
     )
     params = params.clone()

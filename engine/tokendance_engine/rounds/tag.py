@@ -18,6 +18,7 @@ class EngineTag:
         parent: the client request behind this engine request; the children of `n > 1` share it.
         round_size: members to wait for, or None.
         together: every member was submitted in one go, so `round_size` is exact and nobody else will come.
+        named: the client gave the agent's name, so that a later round may have the same one.
         segments: token offsets of the boundaries, ascending, each in [0, prompt length]; repeats are empty segments.
     """
 
@@ -31,6 +32,7 @@ class EngineTag:
     placement: Placement | None = None
     backend: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    named: bool = True
     segments: tuple[int, ...] = ()
 
     def to_params(self) -> dict[str, Any]:

@@ -189,6 +189,16 @@ class Store:
             from_ = mirror.approximate_from
             return Found(size, from_ if from_ is not None and from_ < size else None, mirror.positions)
 
+    def mirror(self, family: FamilyKey, agent: str) -> Mirror | None:
+        """A member's mirror as it is: memory first, then the tier."""
+        with self._lock:
+            return self._mirror(family, agent) or self._fetch(family, agent)
+
+    def holds(self, family: FamilyKey, agent: str) -> bool:
+        """Whether memory holds a member's mirror; asks no tier."""
+        with self._lock:
+            return self._mirror(family, agent) is not None
+
     def restore(self, family: FamilyKey, agent: str, start: int, end: int) -> Work | None:
         """How to write tokens [start, end) of a member's mirror into its pages; None if it is gone.
 

@@ -16,6 +16,7 @@ from tokendance_engine.adapters.vllm import scheduler_side
 from tokendance_engine.adapters.vllm.intake import Intake
 from tokendance_engine.adapters.vllm.members import Member
 from tokendance_engine.adapters.vllm.messages import StepMeta, WorkerReport
+from tokendance_engine.adapters.vllm.mirror_jobs import Held, MirrorReport, MirrorWork, Owner
 from tokendance_engine.adapters.vllm.rekey import Disposition
 from tokendance_engine.adapters.vllm.scheduler_side import SchedulerSide
 from tokendance_engine.config import EngineConfig
@@ -52,6 +53,8 @@ class Loop:
 
     Attributes:
         broken: the worker fails in all of its steps.
+        store: what the worker keeps of members' contexts.
+        ending: requests whose pages are held until they are captured.
         reports: by request, as their answers end.
         preempted: how often a running request lost its pages.
     """
@@ -65,6 +68,7 @@ class Loop:
             cache_config=SimpleNamespace(block_size=PAGE),
             scheduler_config=SimpleNamespace(max_num_seqs=16, max_num_batched_tokens=BUDGET),
             model_config=SimpleNamespace(max_model_len=2048, hf_text_config=text),
+            parallel_config=SimpleNamespace(world_size=1),
         )
         nothing: Any = None
         self.side = SchedulerSide(config, made, nothing)
@@ -75,6 +79,8 @@ class Loop:
         self.running: list[Request] = []
         self.reports: dict[str, dict[str, Any]] = {}
         self.broken = False
+        self.ending: dict[str, Request] = {}
+        self.store: dict[Owner, tuple[Held, np.ndarray[Any, np.dtype[np.int64]]]] = {}
         self.preempted = 0
         self.ids = itertools.count()
 
@@ -130,7 +136,7 @@ class Loop:
     def run(self, steps: int = 60) -> None:
         """To the end of all requests."""
         for _ in range(steps):
-            if not (self.waiting or self.running):
+            if not (self.waiting or self.running or self.ending):
                 return
             self.step()
         raise AssertionError(f"{len(self.waiting)} requests still wait after {steps} steps")
@@ -157,6 +163,8 @@ class Loop:
 
     def _work(self, meta: StepMeta, scheduled: dict[str, int]) -> None:
         report = WorkerReport()
+        if meta.mirrors is not None:
+            report.mirrors = self._serve_mirrors(meta.mirrors)
         if self.broken:
             report.broken_masters = [job.master for job in meta.masters]
             report.failed = [job.request_id for job in meta.members]
@@ -173,6 +181,8 @@ class Loop:
                 start += length
         self.tape.compute(runs)
         self.side.hear(report)
+        for name in report.mirrors.captured:
+            self.manager.free(self.ending.pop(name))
 
     def _answer(self, scheduled: dict[str, int]) -> None:
         for request in list(self.running):
@@ -200,7 +210,35 @@ class Loop:
             self.running.remove(request)
         if request in self.waiting:
             self.waiting.remove(request)
-        params = self.side.finish(request)
+        size = request.num_computed_tokens
+        pages = self.manager.get_block_ids_for_computed_tokens(request.request_id, size)[0]
+        delayed, params = self.side.finish(request, pages)
         if params is not None:
             self.reports[request.request_id] = params[BODY_KEY]
-        self.manager.free(request)
+        if delayed:
+            self.ending[request.request_id] = request
+        else:
+            self.manager.free(request)
+
+    def _serve_mirrors(self, work: MirrorWork) -> MirrorReport:
+        """A store that keeps what stands in pages, and forgets nothing."""
+        report = MirrorReport()
+        for capture in work.captures:
+            rows = self.tape.read(capture.pages, 0, len(capture.tokens))
+            assert (rows[:, 1] == capture.positions.at(np.arange(len(rows)))).all(), "rows at other positions"
+            before = self.store.get(capture.owner)
+            if capture.same and before is not None:
+                n = min(capture.same, len(before[1]))
+                assert (rows[:n] == before[1][:n]).all(), "rows said to be the same are not"
+            held = Held(capture.tokens, capture.positions, capture.approximate_from)
+            self.store[capture.owner] = held, rows.copy()
+            report.captured.append(capture.request_id)
+        for job in work.restores:
+            if self.broken:
+                report.lost.append(job.request_id)
+                continue
+            self.tape._write(job.pages, job.start, self.store[job.owner][1][job.start : job.end])
+            report.restored[job.request_id] = 1.0
+        for find in work.finds:
+            report.held[find.request_id] = (self.store.get(find.owner, (None,))[0],)
+        return report

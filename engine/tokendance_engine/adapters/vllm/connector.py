@@ -105,11 +105,15 @@ class TokenDanceConnector(KVConnectorBase_V1):
         self._scheduler.hear(report if isinstance(report, WorkerReport) else None)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return False, self._finish(request)
+        return self._finish(request, block_ids) or (False, None)
 
     @_guarded
-    def _finish(self, request: Request) -> dict[str, Any] | None:
-        return self._scheduler.finish(request)
+    def _finish(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self._scheduler.finish(request, block_ids)
+
+    def has_pending_block_frees(self) -> bool:
+        """Pages that wait to be captured come free in the next step: no reason to preempt anybody."""
+        return bool(self._scheduler.mirrors.capturing)
 
     def reset_cache(self) -> bool | None:
         return self._scheduler.reset()
@@ -138,6 +142,13 @@ class TokenDanceConnector(KVConnectorBase_V1):
 
     def wait_for_save(self) -> None:
         return
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        return self._worker.take_captured(), None
+
+    def shutdown(self) -> None:
+        if self.worker is not None:
+            self.worker.close()
 
     def build_connector_worker_meta(self) -> WorkerReport | None:
         return self._worker.take_report()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tokendance_engine.adapters.vllm.pages import (
@@ -14,6 +15,7 @@ from tokendance_engine.adapters.vllm.pages import (
     PackingError,
     PagedKV,
     Restore,
+    rotation,
     scratch_like,
     write_rows,
 )
@@ -43,6 +45,7 @@ class CpuPagedKV(PagedKV):
         with _all_cores():
             for layer in {id(x.rope): x for x in self.layers}.values():
                 self._verify(layer)
+            self._compile_remake()
 
     @torch.inference_mode()
     def restore(self, jobs: Sequence[MemberJob]) -> None:
@@ -54,6 +57,25 @@ class CpuPagedKV(PagedKV):
         for layer, array in zip(self.layers, self._arrays, strict=True):
             neox = layer.rope.neox if layer.rope is not None else True
             cpu.restore(array, by_rope[id(layer.rope)], self._key, self._value, neox)
+
+    @torch.inference_mode()
+    def remake(
+        self, layer: int, keys: torch.Tensor, old: npt.NDArray[np.int64], new: npt.NDArray[np.int64]
+    ) -> torch.Tensor:
+        """As `PagedKV.remake`: the same compiled pass, over rows that lie one after the other."""
+        rope = self.layers[layer].rope
+        if rope is None or np.array_equal(old, new):
+            return keys
+        made = keys.clone(memory_format=torch.contiguous_format)
+        array: npt.NDArray[np.generic] = (
+            made.view(torch.uint16).numpy() if made.dtype == torch.bfloat16 else made.numpy()
+        )
+        row, none = np.arange(len(made)), np.zeros(len(made), dtype=np.int64)
+        cos, sin = (x[:, 0].contiguous().numpy() for x in rotation(rope, old, new, torch.device("cpu")))
+        plain = cpu.Separable(np.zeros(1, dtype=np.int64), np.arange(self.dim))
+        empty = cpu.Separable(np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64))
+        cpu.restore(array, cpu.Rows(row, none, row, none, cos, sin), plain, empty, rope.neox)
+        return made
 
     def _rows_of(self, work: Sequence[Restore], layer: Layer) -> cpu.Rows:
         rows = np.concatenate([w.rows for w in work])
@@ -67,6 +89,11 @@ class CpuPagedKV(PagedKV):
         return cpu.Rows(
             source, rows % self.page_size, slots // self.page_size, slots % self.page_size, cos, sin
         )
+
+    def _compile_remake(self) -> None:
+        """Dense rows are another array type to numba: compile for them here, not while a round waits."""
+        one = torch.zeros(1, self.heads, self.dim, dtype=self.layers[0].cache.dtype)
+        self.remake(0, one, np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64))
 
     def _verify(self, layer: Layer) -> None:
         """The fused pass must leave the very bytes that the backend's writer leaves, up to one rounding of a key."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from vllm.logger import init_logger
 
@@ -17,6 +19,7 @@ from tokendance_engine.adapters.vllm.pages import (
     PackingError,
     PagedKV,
     Restore,
+    rotation,
     scratch_like,
     write_rows,
 )
@@ -71,6 +74,28 @@ class TritonPagedKV(PagedKV):
                 self._fall_back(error)
         super().restore(jobs)
         self.restores["torch"] += 1
+
+    @torch.inference_mode()
+    def remake(
+        self, layer: int, keys: torch.Tensor, old: npt.NDArray[np.int64], new: npt.NDArray[np.int64]
+    ) -> torch.Tensor:
+        """As `PagedKV.remake`, by the kernel that `restore` uses now."""
+        rope = self.layers[layer].rope
+        if self.path == "torch" or rope is None or np.array_equal(old, new):
+            return super().remake(layer, keys, old, new)
+        device = self.layers[layer].cache.device
+        source = keys.to(device)
+        made = torch.empty_like(source, memory_format=torch.contiguous_format)
+        row, none = (
+            torch.arange(len(keys), device=device),
+            torch.zeros(len(keys), dtype=torch.int64, device=device),
+        )
+        cos, sin = (x[:, 0].contiguous() for x in rotation(rope, old, new, device))
+        rows = RowMap(none, row, none, row, cos, sin, rope.neox)
+        from tokendance_engine.kernels import launch
+
+        launch.restore(Planes.dense(source, None), Planes.dense(made, None), rows, interpret=self._interpret)
+        return made.to(keys.device)
 
     def _fall_back(self, error: Exception) -> None:
         self.path, self.reason = "torch", f"{type(error).__name__}: {error}"

@@ -9,6 +9,7 @@ import numpy as np
 from tokendance_sdk.protocol import FallbackReason, MemberReport, PlacementReason
 
 from tokendance_engine.adapters.vllm.family import FamilyKey, Master
+from tokendance_engine.adapters.vllm.history import History
 from tokendance_engine.adapters.vllm.preparation import Preparation
 from tokendance_engine.adapters.vllm.rekey import Chain, Disposition, Point, lay_out, rekey, unkey
 from tokendance_engine.reuse.backends import Backend
@@ -49,6 +50,7 @@ class Member:
         seated: vLLM gave it its page table; after a preemption its own pages are in the cache.
         reason: why it takes vLLM's own path; final.
         placement_reason: why not all of its regions share the master's pages.
+        history: what is stored of its earlier context.
     """
 
     request: Request
@@ -79,6 +81,7 @@ class Member:
     times: tuple[float, float] | None = None
     reason: FallbackReason | None = None
     placement_reason: PlacementReason | None = None
+    history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
         self.prompt, self.segments = self.user_prompt, self.user_segments
@@ -87,6 +90,12 @@ class Member:
     def key(self) -> tuple[FamilyKey, str]:
         """What its round is gathered by."""
         return self.family, self.tag.round_id
+
+    @property
+    def storable(self) -> bool:
+        """Whether its KV may be kept for the agent's next round, and brought back."""
+        unsupported = (FallbackReason.UNSUPPORTED_MODEL, FallbackReason.UNSUPPORTED_REQUEST)
+        return self.tag.named and self.reason not in unsupported
 
     def lie(self, disposition: Disposition) -> None:
         """Lay the prompt out with other fillers, positions or salts; only before vLLM has seated it."""
@@ -133,6 +142,7 @@ class Member:
             skipped_positions=self.lies.frame.shift,
             cached_tokens=cached,
             approximate_cached_tokens=approximate,
+            restored_tokens=min(cached, self.history.restored),
             reused_tokens=reused,
             shared_tokens=shared,
             recomputed_tokens=selected,

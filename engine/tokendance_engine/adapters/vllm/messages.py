@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
+from tokendance_engine.adapters.vllm.mirror_jobs import MirrorReport, MirrorWork
 from tokendance_engine.reuse.ports import MasterJob, MemberJob
 
 
@@ -31,16 +32,18 @@ class StepMeta(KVConnectorMetadata):
         masters, members: jobs, in execution order.
         shifts: where tokens of the step's forward pass do not stand at their index.
         families: live families for the status route, when they changed.
+        mirrors: what to do with stored histories, if anything.
     """
 
     masters: list[MasterJob] = field(default_factory=list)
     members: list[MemberJob] = field(default_factory=list)
     shifts: Shifts | None = None
     families: list[dict[str, Any]] | None = None
+    mirrors: MirrorWork | None = None
 
     def is_empty(self) -> bool:
         """No work of ours."""
-        return not (self.masters or self.members)
+        return not (self.masters or self.members or self.mirrors)
 
 
 @dataclass
@@ -53,6 +56,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
         done: request id -> (restore, compute) milliseconds of its group, of members whose pages are filled.
         failed: members whose pages are not.
         broken_masters: masters that could not be computed.
+        mirrors: what came of stored histories.
     """
 
     gate: tuple[str | None] | None = None
@@ -60,10 +64,12 @@ class WorkerReport(KVConnectorWorkerMetadata):
     done: dict[str, tuple[float, float]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     broken_masters: list[int] = field(default_factory=list)
+    mirrors: MirrorReport = field(default_factory=MirrorReport)
 
     def is_empty(self) -> bool:
         """Nothing to say."""
-        return self.gate is None and not (self.done or self.failed or self.broken_masters)
+        nothing = not (self.done or self.failed or self.broken_masters)
+        return self.gate is None and nothing and self.mirrors.is_empty()
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         """Merge the reports of two workers: done is what both did, any fault counts, and of each time the longest."""
@@ -80,4 +86,5 @@ class WorkerReport(KVConnectorWorkerMetadata):
             done,
             sorted({*self.failed, *other.failed, *(self.done.keys() ^ other.done.keys())}),
             sorted({*self.broken_masters, *other.broken_masters}),
+            self.mirrors.aggregate(other.mirrors),
         )

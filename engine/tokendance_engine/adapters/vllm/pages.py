@@ -148,6 +148,22 @@ class PagedKV:
         return plane.transpose(1, 2).reshape(-1, self.heads, self.dim)
 
     @torch.inference_mode()
+    def remake(
+        self, layer: int, keys: torch.Tensor, old: npt.NDArray[np.int64], new: npt.NDArray[np.int64]
+    ) -> torch.Tensor:
+        """Keys [n, heads, dim] in host memory as `restore` would write them elsewhere, to the last bit.
+
+        Args:
+            old, new: positions the keys stand at and must stand at, int64 [n].
+        """
+        rope = self.layers[layer].rope
+        if rope is None or np.array_equal(old, new):
+            return keys
+        device = self.layers[layer].cache.device
+        cos, sin = rotation(rope, old, new, device)
+        return rotate(keys.to(device), cos, sin, neox=rope.neox).to(keys.device)
+
+    @torch.inference_mode()
     def restore(self, jobs: Sequence[MemberJob]) -> None:
         """Write every restore span of every job, keys rotated from master row to prompt position (layer by layer)."""
         work = [Restore.of(job, self.page_size) for job in jobs if len(job.moves)]
@@ -200,9 +216,14 @@ class Restore:
         return cls(job.master_pages, rows, before, after, slots)
 
     def angles(self, rope: RopeTable, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and sine of every row's rotation; rows that stay where they are keep their very bytes."""
-        cos, sin = rope.difference(
-            torch.from_numpy(self.old).to(device), torch.from_numpy(self.new).to(device)
-        )
-        stays = torch.from_numpy(self.old == self.new).to(device)[:, None, None]
-        return cos.masked_fill(stays, 1.0), sin.masked_fill(stays, 0.0)
+        """Cosine and sine of every row's rotation, as `rotation`."""
+        return rotation(rope, self.old, self.new, device)
+
+
+def rotation(
+    rope: RopeTable, old: npt.NDArray[np.int64], new: npt.NDArray[np.int64], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine of every row's rotation; rows that stay where they are keep their very bytes."""
+    cos, sin = rope.difference(torch.from_numpy(old).to(device), torch.from_numpy(new).to(device))
+    stays = torch.from_numpy(old == new).to(device)[:, None, None]
+    return cos.masked_fill(stays, 1.0), sin.masked_fill(stays, 0.0)

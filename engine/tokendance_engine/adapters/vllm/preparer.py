@@ -46,9 +46,13 @@ class Preparer:
     least: int
 
     def cached(self, member: Member) -> int:
-        """Tokens of a member in the prefix cache, as vLLM would say: never all of the prompt."""
+        """Tokens of a member in the prefix cache, as vLLM would say: never all of the prompt.
+
+        What is to come back of its stored history counts: it is brought back before the member is prepared.
+        """
         keys = member.request.block_hashes[: (len(member.prompt) - 1) // self.page_size]
-        return len(self.pool.lookup(keys)) * self.page_size
+        found = len(self.pool.lookup(keys)) * self.page_size
+        return max(found, member.history.usable(member, self.page_size))
 
     def prepare(self, member: Member) -> bool | FallbackReason:
         """Hand a member's pages out; False if there is no room for it yet, or why it reuses nothing after all."""
@@ -70,7 +74,7 @@ class Preparer:
         needed = len(plan.private_pages(self.page_size)) + sum(b.ref_cnt == 0 for b in cached) + rest
         if self.pool.free < needed:
             self.families.give_way(needed)
-        if not self.work.fits(plan) or self.pool.free < needed or not self._has_seat():
+        if not self.work.fits(plan) or self.pool.free < needed or not self.has_seat(member):
             return False
         member.plan = plan
         start = plan.approximate_from
@@ -88,7 +92,8 @@ class Preparer:
         self.placement.find(member, transcript)
         return self.placement.plan(member, transcript)
 
-    def _has_seat(self) -> bool:
-        """Whether vLLM could run one more request once all prepared ones run."""
-        prepared = sum(m.preparation is not None for m in self.members.values())
+    def has_seat(self, member: Member) -> bool:
+        """Whether vLLM could run this one too once all others that hold pages run."""
+        others = (m for m in self.members.values() if m is not member)
+        prepared = sum(m.preparation is not None or m.history.pages is not None for m in others)
         return self.unwritten.running() + prepared < self.max_seqs

@@ -19,6 +19,7 @@ from tokendance_engine.adapters.vllm.integrity import check_references
 from tokendance_engine.adapters.vllm.masters import Families
 from tokendance_engine.adapters.vllm.members import Member
 from tokendance_engine.adapters.vllm.messages import Shifts, StepMeta, WorkerReport
+from tokendance_engine.adapters.vllm.mirror_scheduler import Mirrors
 from tokendance_engine.adapters.vllm.page_pool import PagePool
 from tokendance_engine.adapters.vllm.placement import Placement
 from tokendance_engine.adapters.vllm.preparer import Preparer
@@ -64,6 +65,15 @@ class SchedulerSide:
         self._unwritten = Unwritten(self._page_size)
         limit = settings.max_round_tokens or config.scheduler_config.max_num_batched_tokens
         self._work = StepWork(self._families, limit)
+        self.mirrors = Mirrors(
+            settings,
+            self._families,
+            self._placement,
+            self._work,
+            self._members,
+            self._page_size,
+            int(config.parallel_config.world_size),
+        )
         self._manager: KVCacheManager | None = None
         self._bound: Preparer | None = None
 
@@ -82,6 +92,7 @@ class SchedulerSide:
         pool = PagePool(manager.block_pool)
         self._manager = manager
         self._families.bind(pool)
+        self.mirrors.bind(pool)
         self._bound = Preparer(
             pool,
             self._families,
@@ -108,6 +119,7 @@ class SchedulerSide:
             if self._placement.fits(member, lies):
                 member.lie(lies)
                 member.relaid = False  # vLLM has not looked it up yet
+        self.mirrors.arrived(member)
 
     def hold(self, request: Request, cached: int) -> bool:
         """Whether vLLM must leave a waiting request alone for now.
@@ -139,12 +151,18 @@ class SchedulerSide:
         self._families.make_room(-(-request.num_tokens // self._page_size), keys)
         if member is None or member.seated or member.ready:
             return False
+        if member.preparation is not None or self.mirrors.waits(member):
+            return True
         if member.reason is not None:
+            if self._brings_back(member):
+                return True
             member.cached = cached
             return False
-        if member.preparation is not None:
-            return True
         if member.found is None:
+            if self.mirrors.is_waiting() and any(
+                self.mirrors.waits(m) for m in self._members.values() if m.key == member.key
+            ):
+                return True  # what comes back of their histories is part of the plan
             group = self._gathering.complete(member)
             if group is None:
                 return True
@@ -158,14 +176,23 @@ class SchedulerSide:
         if not self._work.compute_master(member.master):
             self._gathering.hold()
             return True
-        return self._prepare(member)
+        return self._brings_back(member) or self._prepare(member)
+
+    def _brings_back(self, member: Member) -> bool:
+        """Whether a member must wait for pages of its stored history, or for room for them."""
+        if not self.mirrors.lacks(member):
+            return False
+        if not self._preparer.has_seat(member) or not self.mirrors.restore(member):
+            self._gathering.hold()
+        return True
 
     def _prepare(self, member: Member) -> bool:
         """Have a member's pages filled; True if it waits for that, or for room."""
-        outcome = self._preparer.prepare(member)
+        master, outcome = member.master, self._preparer.prepare(member)
         if isinstance(outcome, FallbackReason):
             self._settle(member, outcome)
             return False
+        member.history.master = master.id if master is not None else None
         if not outcome:
             self._gathering.hold()
         return True
@@ -177,12 +204,14 @@ class SchedulerSide:
             return
         member.seated = True
         self._release(member)
+        self.mirrors.release(member)
         if member.lies.frame.steps:
             self._shifted[request.request_id] = member
 
     def build_meta(self, output: SchedulerOutput) -> StepMeta:
         """This step's work; called once at the end of every scheduling step."""
         meta = self._work.take()
+        meta.mirrors = self.mirrors.take()
         meta.shifts = self._shifts(output.num_scheduled_tokens)
         try:
             self._end_step(meta, output.total_num_scheduled_tokens == 0)
@@ -205,8 +234,10 @@ class SchedulerSide:
         self._work.unpin()
         for request_id in self._work.unanswered():
             self.hear(WorkerReport(failed=[request_id]))
+        self.mirrors.expire()
         self._families.give_way(min(self._max_seqs, self._families.pages // 20))
         idle = nothing_ran and meta.is_empty() and not self._work.is_waiting()
+        idle = idle and not self.mirrors.is_waiting()
         if idle:
             self._unblock()
         self._gathering.rest(idle)
@@ -220,6 +251,7 @@ class SchedulerSide:
         for member in waiting:
             self._settle(member, FallbackReason.NOT_ENOUGH_PAGES)
         if not waiting:
+            self.mirrors.unblock()
             for member in self._members.values():
                 if member.ready and not member.seated:
                     self._release(member)  # still in the cache for whoever vLLM takes first
@@ -228,6 +260,7 @@ class SchedulerSide:
         """Take in what the worker half said about a step."""
         if report is None:
             return
+        self.mirrors.hear(report.mirrors)
         if report.gate is not None:
             self._intake.unsupported = self._intake.unsupported or report.gate[0]
             self._placement.unsupported = None if report.shifts else PlacementReason.UNSUPPORTED_RUNNER
@@ -248,24 +281,34 @@ class SchedulerSide:
             if member.master is not None and member.master.id in report.broken_masters:
                 self._settle(member, FallbackReason.WORKER_ERROR)
 
-    def finish(self, request: Request) -> dict[str, Any] | None:
-        """A request ended (also by abort): remember how its pages lie, and report."""
+    def finish(self, request: Request, pages: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """A request ended (also by abort): remember how its pages lie, and report.
+
+        Args:
+            pages: its page table.
+
+        Returns:
+            Whether vLLM must hold its pages until the worker has captured them; the report.
+        """
         self._unwritten.drop(request)
         self._shifted.pop(request.request_id, None)
         member = self._members.pop(request.request_id, None)
         if member is None:
-            return None
+            return False, None
         self._gathering.remove(member)
         self._work.answered(request.request_id)
         self._unpin(member)
         self._release(member)
+        self.mirrors.ended(member)
         if member.seated and (member.lies.points or member.lies.filling.inserts):
             self._families.get_or_make(member.family).remember(member.tag.agent_id, member.chain())
             self._families.changed = True
-        return {BODY_KEY: member.report(self._page_size).model_dump(mode="json")}
+        report = {BODY_KEY: member.report(self._page_size).model_dump(mode="json")}
+        return self.mirrors.capture(request, member, pages), report
 
     def reset(self) -> bool:
         """Forget all masters that no member needs."""
+        self.mirrors.reset()
         return self._families.clear()
 
     def check(self) -> None:
@@ -275,7 +318,8 @@ class SchedulerSide:
         assert all(pins.count(master) == master.users for master in pins)
         prepared = [m.preparation.table for m in self._members.values() if m.preparation is not None]
         assert self._manager is not None
-        check_references(self._manager, [*prepared, *(m.blocks for m in self._families.masters())])
+        masters = [m.blocks for m in self._families.masters()]
+        check_references(self._manager, [*prepared, *self.mirrors.tables(), *masters])
 
     def _settle(self, member: Member, reason: FallbackReason) -> None:
         """Send a member down vLLM's own path; what it has in the cache stays as it lies."""

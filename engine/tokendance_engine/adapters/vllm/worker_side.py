@@ -15,6 +15,9 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
 from tokendance_engine.adapters.vllm.messages import StepMeta, WorkerReport
+from tokendance_engine.adapters.vllm.mirror_jobs import MirrorReport, MirrorWork
+from tokendance_engine.adapters.vllm.mirror_store import open_store
+from tokendance_engine.adapters.vllm.mirror_worker import MirrorWorker
 from tokendance_engine.adapters.vllm.pages import Layer, PackingError, PagedKV
 from tokendance_engine.adapters.vllm.positions import position_buffer, shift_positions
 from tokendance_engine.adapters.vllm.support import UnsupportedError, check_config, check_groups, read_layers
@@ -38,6 +41,8 @@ class WorkerSide:
         self._unsupported: str | None = None
         self._report = WorkerReport()
         self._broken_masters: set[int] = set()
+        self._captured: set[str] = set()
+        self.mirrors: MirrorWorker | None = None
         self.families: list[dict[str, Any]] = []
 
     def register(self, caches: Mapping[str, torch.Tensor]) -> None:
@@ -59,6 +64,12 @@ class WorkerSide:
         self._report.gate = (self._unsupported,)
         self._report.shifts = self._runner is not None and position_buffer(self._runner) is not None
         logger.info("TokenDance: %s", self.gate_line())
+        if self._engine is not None and self._settings.cpu_bytes:
+            try:
+                kv = self._engine[0]
+                self.mirrors = MirrorWorker(kv, *open_store(self._config, self._settings, kv))
+            except Exception:
+                logger.exception("TokenDance: no store for histories; they are computed again instead")
 
     def gate_line(self) -> str:
         """One line: is reuse on, and how."""
@@ -76,6 +87,7 @@ class WorkerSide:
             "reason": self._unsupported,
             "gate": self.gate_line(),
             "families": self.families,
+            "store": self.mirrors.status() if self.mirrors is not None else None,
         }
 
     def run(self, meta: StepMeta) -> None:
@@ -86,10 +98,30 @@ class WorkerSide:
         """
         if meta.families is not None:
             self.families = meta.families
+        self._run_mirrors(meta.mirrors)
         self._run_masters(meta)
         self._run_members(meta)
         if meta.shifts is not None:
             shift_positions(self._runner, meta.shifts)
+
+    def _run_mirrors(self, work: MirrorWork | None) -> None:
+        """Before everything else: a master is only sure to keep its pages until this step writes to others."""
+        if self.mirrors is not None:
+            self.mirrors.run(work)
+        elif work is not None:
+            self._report.mirrors = MirrorReport.refusing(work)
+        if work is not None:
+            self._captured.update(job.request_id for job in work.captures)
+
+    def take_captured(self) -> set[str] | None:
+        """Requests whose pages need not be held any longer."""
+        captured, self._captured = self._captured, set()
+        return captured or None
+
+    def close(self) -> None:
+        """Write stored histories to their tier, if there is one."""
+        if self.mirrors is not None:
+            self.mirrors.close()
 
     def _run_masters(self, meta: StepMeta) -> None:
         for job in meta.masters:
@@ -126,6 +158,8 @@ class WorkerSide:
 
     def take_report(self) -> WorkerReport | None:
         """What the scheduler half must hear about this step, if anything."""
+        if self.mirrors is not None:
+            self._report.mirrors = self.mirrors.take_report()
         if self._report.is_empty():
             return None
         report, self._report = self._report, WorkerReport()

@@ -1,0 +1,330 @@
+"""The scheduler half of stored histories: who is asked about, what comes back into which pages, what is captured.
+
+Like everything a member gets, its history is prepared, not promised: it comes back into pages of vLLM's pool while
+vLLM holds the member back, and is keyed under the member's own key chain once the worker has confirmed it. From then
+on it is a cached prefix like any other, so plans, fillers and salts need not know where it came from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from vllm.logger import init_logger
+
+from tokendance_engine.adapters.vllm.history import chain_of, in_common, marked, positions_of
+from tokendance_engine.adapters.vllm.masters import Families
+from tokendance_engine.adapters.vllm.members import Member
+from tokendance_engine.adapters.vllm.mirror_jobs import (
+    CaptureJob,
+    FindJob,
+    Held,
+    MasterCapture,
+    MirrorReport,
+    MirrorWork,
+    Owner,
+    RestoreJob,
+)
+from tokendance_engine.adapters.vllm.page_pool import PagePool
+from tokendance_engine.adapters.vllm.placement import Placement
+from tokendance_engine.adapters.vllm.preparation import Preparation
+from tokendance_engine.adapters.vllm.step_work import StepWork
+from tokendance_engine.config import NONE, EngineConfig
+from tokendance_engine.reuse.plan import Plan, Spans
+from tokendance_engine.storage.handover import Taken
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.tokendance")
+
+_KNOWN = 1 << 16
+"""Most members remembered as captured; of an older one is not asked unless there is a tier."""
+
+
+class Mirrors:
+    """Histories of this engine's members.
+
+    Args:
+        settings: with `cpu_bytes` 0 every method is a no-op.
+        families: masters, which give way if pages are short, and members' chains.
+        placement: says whether the model has room for a member's fillers and positions.
+        work: the step's work; masters stay pinned in it until they are captured.
+        members: all members by request id; kept up to date by the caller.
+        page_size: tokens per page.
+        workers: processes that each hold a part of every token's KV.
+        patience: seconds after which a question or a restore that no worker answered for counts as failed.
+    """
+
+    def __init__(
+        self,
+        settings: EngineConfig,
+        families: Families,
+        placement: Placement,
+        work: StepWork,
+        members: Mapping[str, Member],
+        page_size: int,
+        workers: int = 1,
+        patience: float = 30.0,
+    ) -> None:
+        self.on = settings.cpu_bytes > 0
+        self.patience = patience
+        self.capturing: set[str] = set()
+        self._tier = settings.tiers != NONE
+        self._families = families
+        self._placement = placement
+        self._step = work
+        self._members = members
+        self._page_size = page_size
+        self._workers = workers
+        self._pool: PagePool | None = None
+        self._known: OrderedDict[Owner, None] = OrderedDict()
+        self._work = MirrorWork()
+        self._asked: dict[str, float] = {}
+        self._answers: dict[str, list[Held | None]] = {}
+        self._filling: dict[str, float] = {}
+
+    def bind(self, pool: PagePool) -> None:
+        """Use vLLM's page pool."""
+        self._pool = pool
+
+    def arrived(self, member: Member) -> None:
+        """Ask what the store holds of a new member."""
+        owner = _owner(member)
+        if not self.on or not member.storable or not (self._tier or owner in self._known):
+            return
+        name = member.request.request_id
+        self._work.finds.append(FindJob(name, owner))
+        self._asked[name] = time.monotonic() + self.patience
+
+    def waits(self, member: Member) -> bool:
+        """Whether the worker still owes an answer about this member."""
+        name = member.request.request_id
+        return name in self._asked or name in self._filling
+
+    def is_waiting(self) -> bool:
+        """Whether the worker owes any answer."""
+        return bool(self._asked or self._filling)
+
+    def lacks(self, member: Member) -> bool:
+        """Whether pages of its history are to come back, and are not there."""
+        size = member.history.usable(member, self._page_size)
+        return member.history.pages is None and len(self._cached(member, size)) * self._page_size < size
+
+    def restore(self, member: Member) -> bool:
+        """Have a member's history brought back; False if there is no room for it yet."""
+        size, pool = member.history.size, self._need_pool()
+        cached = self._cached(member, size)
+        need = self._pages(member) - len(cached) + sum(b.ref_cnt == 0 for b in cached) + self._reserved()
+        if pool.free < need:
+            self._families.give_way(need)
+        if pool.free < need:
+            return False
+        pool.hold(cached)
+        table = [*cached, *pool.take(size // self._page_size - len(cached))]
+        made = member.history.pages = Preparation(table, len(cached))
+        name = member.request.request_id
+        self._work.restores.append(
+            RestoreJob(name, _owner(member), made.pages(), len(cached) * self._page_size, size)
+        )
+        self._filling[name] = time.monotonic() + self.patience
+        return True
+
+    def hear(self, report: MirrorReport) -> None:
+        """Take in what the worker half said."""
+        for name, answers in report.held.items():
+            if name in self._asked:
+                self._answers.setdefault(name, []).extend(answers)
+                if len(self._answers[name]) >= self._workers:
+                    self._answered(name)
+        for name in report.restored:
+            member = self._members.get(name)
+            if self._filling.pop(name, None) is not None and member is not None:
+                self._confirmed(member)
+        for name in report.lost:
+            member = self._members.get(name)
+            if self._filling.pop(name, None) is not None and member is not None:
+                self.give_up(member)
+        self.capturing.difference_update(report.captured)
+
+    def capture(self, request: Request, member: Member, pages: list[int]) -> bool:
+        """Have a member's KV kept; True if vLLM must hold its pages until the worker has reported it.
+
+        Args:
+            pages: its page table.
+        """
+        # The last token that was generated has no KV; after an abort or a preemption fewer tokens have.
+        size = min(request.num_computed_tokens, request.num_tokens - 1)
+        if not self.on or not member.storable or not member.seated or size < self._page_size:
+            return False
+        if len(pages) * self._page_size < size:
+            return False
+        owner, lies = _owner(member), member.lies
+        tokens = np.array(request.all_token_ids[:size], dtype=np.int32)
+        start = lies.points[0].page * self._page_size if lies.points else size
+        used = np.array(pages[: -(-size // self._page_size)], dtype=np.int32)
+        job = CaptureJob(
+            request.request_id,
+            owner,
+            marked(tokens, lies.filling.before(size)),
+            used,
+            positions_of(lies.frame.before(size)),
+            self._taken(member),
+            # Pages that were lost and computed again since are not those the store knows.
+            0 if request.num_preemptions else min(member.cached or 0, size),
+            start if start < size else None,
+        )
+        self._keep_master(member, owner)
+        self._known[owner] = None
+        self._known.move_to_end(owner)
+        if len(self._known) > _KNOWN:
+            self._known.popitem(last=False)
+        self._work.captures.append(job)
+        self.capturing.add(job.request_id)
+        return True
+
+    def ended(self, member: Member) -> None:
+        """A member ended, in whatever state."""
+        name = member.request.request_id
+        self._asked.pop(name, None)
+        self._answers.pop(name, None)
+        self._filling.pop(name, None)
+        self.release(member)
+        if self.on and member.storable:
+            self._work.ended.append(name)
+
+    def release(self, member: Member) -> None:
+        """Let go of a member's restored pages: vLLM has seated it, or it goes on without them."""
+        pages, member.history.pages = member.history.pages, None
+        if pages is not None:
+            pages.release(self._need_pool())
+
+    def give_up(self, member: Member) -> None:
+        """A member's history does not come back: it is computed."""
+        self.release(member)
+        member.history.size = 0
+
+    def unblock(self) -> None:
+        """Nothing runs although members wait for room: nobody's history is waited for, or kept from anybody."""
+        for member in self._members.values():
+            if not member.seated and not self.waits(member):
+                self.give_up(member)
+
+    def reset(self) -> None:
+        """Forget everything that is stored: the model's weights may have changed."""
+        if self.on:
+            self._known.clear()
+            self._work.reset = True
+
+    def expire(self) -> None:
+        """Go on without answers that are overdue; called once a step."""
+        now = time.monotonic()
+        overdue = {
+            n for waiting in (self._asked, self._filling) for n, until in waiting.items() if until < now
+        }
+        if overdue:
+            nothing = (None,) * self._workers
+            self.hear(MirrorReport(held=dict.fromkeys(overdue, nothing), lost=sorted(overdue)))
+
+    def take(self) -> MirrorWork | None:
+        """The step's work, if there is any; called once at the end of every scheduling step."""
+        if self._work.is_empty():
+            return None
+        work, self._work = self._work, MirrorWork()
+        return work
+
+    def tables(self) -> list[list[KVCacheBlock]]:
+        """Pages held for restored members, once each; for `check`."""
+        return [list(m.history.pages.table) for m in self._members.values() if m.history.pages is not None]
+
+    def _answered(self, name: str) -> None:
+        member, held = self._members.get(name), Held.by_all(self._answers.pop(name, [None]))
+        if self._asked.pop(name, None) is not None and member is not None and held is not None:
+            self._found(member, held)
+
+    def _found(self, member: Member, held: Held) -> None:
+        if member.found is not None or member.seated:
+            return
+        family = self._families.get(member.family)
+        known = family is not None and member.tag.agent_id in family.chains
+        if member.reason is None and not known:
+            lies = chain_of(held, self._page_size).usable(member.user_prompt, self._page_size)
+            if self._placement.fits(member, lies):
+                member.lie(lies)
+                member.relaid = False  # vLLM looks it up anew in the next step
+        size = in_common(member, held, self._page_size)
+        member.history.size, member.history.lies = size, member.lies.before(size, self._page_size)
+
+    def _confirmed(self, member: Member) -> None:
+        history = member.history
+        pages = history.pages
+        if pages is None or not history.usable(member, self._page_size):
+            self.give_up(member)
+            return
+        pages.publish(self._need_pool(), member.request.block_hashes, self._page_size)
+        history.restored = (len(pages.table) - pages.cached) * self._page_size
+
+    def _keep_master(self, member: Member, owner: Owner) -> None:
+        """Capture the master a member's plan took from, if its pages are still there; pinned for the step."""
+        family = self._families.get(member.family)
+        master = family.master if family is not None else None
+        if master is None or master.id != member.history.master:
+            return
+        if any(job.master == master.id for job in self._work.masters):
+            return
+        rows = master.sent
+        whole = master.transcript
+        self._work.masters.append(
+            MasterCapture(
+                owner,
+                master.id,
+                marked(whole.tokens(), whole.filling())[:rows],
+                master.pages(),
+                positions_of(whole.frame.before(rows)),
+            )
+        )
+        master.users += 1
+        self._step.read.append(master)
+
+    def _taken(self, member: Member) -> Taken:
+        plan = member.plan if member.ready and member.reason is None else None
+        if plan is None or member.history.master is None:
+            return Taken(-1, np.zeros((0, 3), dtype=np.int64))
+        return Taken(member.history.master, spans_of(plan, self._page_size))
+
+    def _cached(self, member: Member, size: int) -> list[KVCacheBlock]:
+        return self._need_pool().lookup(member.request.block_hashes[: size // self._page_size])
+
+    def _pages(self, member: Member) -> int:
+        """Pages of a prompt and the token after it."""
+        return -(-(len(member.prompt) + 1) // self._page_size)
+
+    def _reserved(self) -> int:
+        """Pages that members whose history is back still need beyond it."""
+        return sum(
+            self._pages(m) - len(m.history.pages.table)
+            for m in self._members.values()
+            if m.history.pages is not None and m.preparation is None
+        )
+
+    def _need_pool(self) -> PagePool:
+        assert self._pool is not None, "vLLM has not bound its block pool"
+        return self._pool
+
+
+def spans_of(plan: Plan, page_size: int) -> Spans:
+    """All that a plan takes from the master, copied or shared: (master row, token, length), int64 [n, 3]."""
+    shared = np.column_stack(
+        [plan.shared[:, 1] * page_size, plan.shared[:, 0] * page_size, np.full(len(plan.shared), page_size)]
+    )
+    spans: Spans = np.concatenate([plan.restore, shared]).astype(np.int64).reshape(-1, 3)
+    return spans
+
+
+def _owner(member: Member) -> Owner:
+    salt, session = member.family
+    return Owner(salt, session, member.tag.agent_id)
