@@ -50,6 +50,11 @@ class Disposition:
     frame: Frame = IN_PLACE
     points: tuple[Point, ...] = ()
 
+    def is_apart(self, page_size: int) -> bool:
+        """Whether no token that is shifted lies in a page that everybody may find."""
+        first = min((at for at, _ in self.frame.steps), default=None)
+        return first is None or (bool(self.points) and self.points[0].page * page_size <= first)
+
     def before(self, index: int, page_size: int) -> Disposition:
         """What of it concerns the tokens before a filled index that is a multiple of the page size."""
         return Disposition(
