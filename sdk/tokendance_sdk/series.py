@@ -48,7 +48,7 @@ class RoundSeries:
 
         async def speak(agent):
             with open_round.seat(agent):
-                return await run_agent(agent)       # its client came from joining(AsyncOpenAI(...))
+                return await run_agent(agent)  # its client came from joining(AsyncOpenAI(...))
 
         await asyncio.gather(speak("ann"), speak("bob"))
         series.advance()
