@@ -59,46 +59,43 @@ class KnownTexts:
                 with self._lock:
                     self._add(variant)
 
-    def candidates(self, content: str) -> Iterator[Span]:
+    def candidates(self, content: str) -> set[Span]:
         """Every place in `content` where a whole known text stands, and no word is cut at its edges."""
+        seen: set[Span] = set()
+        if not self._texts:
+            return seen
+        windows, width, stride = self._windows, self._width, self._stride
+        at, ends = 0, len(content) - width + 1
         with self._lock:
-            seen: set[Span] = set()
-            at, ends = 0, len(content) - self._width + 1 if self._texts else 0
-            while (place := self._next(content, at, ends)) is not None:
-                at = place + self._stride
-                for start in self._starts(content, place):
-                    for text, end in self._whole(content, start):
-                        seen.add((start, end))
-                        if self._is_simple(text):
-                            at = max(at, end - self.least + 1)
-        yield from seen
+            while True:
+                place = next((n for n in range(at, ends, stride) if content[n : n + width] in windows), None)
+                if place is None:
+                    return seen
+                at = place + stride
+                for start, text in self._starts(content, place):
+                    end = start + len(text)
+                    if not content.startswith(text, start) or _cuts_a_word(content, start, end):
+                        continue
+                    self._texts.move_to_end(text)
+                    seen.add((start, end))
+                    if self._is_simple(text):
+                        at = max(at, end - self.least + 1)
 
-    def _next(self, content: str, at: int, ends: int) -> int | None:
-        windows, width = self._windows, self._width
-        return next((n for n in range(at, ends, self._stride) if content[n : n + width] in windows), None)
-
-    def _starts(self, content: str, place: int) -> Iterator[int]:
-        """Where the beginning of a known text stands, if the window at `place` is part of it."""
-        for shift in self._windows.get(content[place : place + self._width], ()):
-            start = place - shift
-            if start >= 0 and content[start : start + self.least] in self._beginnings:
-                yield start
-
-    def _whole(self, content: str, start: int) -> Iterator[tuple[str, int]]:
-        for text in self._beginnings[content[start : start + self.least]]:
-            end = start + len(text)
-            if content.startswith(text, start) and not (
-                _cuts_a_word(content, start) or _cuts_a_word(content, end)
-            ):
-                self._texts.move_to_end(text)
-                yield text, end
+    def _starts(self, content: str, place: int) -> list[tuple[int, str]]:
+        """Texts whose beginnings stand in `content` so that the window at `place` is part of them."""
+        return [
+            (place - shift, text)
+            for shift in self._windows.get(content[place : place + self._width], ())
+            if place >= shift
+            for text in self._beginnings.get(content[place - shift : place - shift + self.least], ())
+        ]
 
     def _is_simple(self, text: str) -> bool:
         """Whether no known text begins within `text`, so that its inside need not be looked at in every prompt."""
         known = self._simple.get(text)
         if known is None or known[0] != self._version:
             places = range(1, len(text) - self._width + 1, self._stride)
-            simple = all(start < 1 for place in places for start in self._starts(text, place))
+            simple = all(start < 1 for place in places for start, _ in self._starts(text, place))
             known = self._simple[text] = (self._version, simple)
         return known[1]
 
@@ -133,13 +130,15 @@ class KnownTexts:
                 del self._windows[window]
 
 
-def _cuts_a_word(content: str, at: int) -> bool:
-    return 0 < at < len(content) and content[at - 1].isalnum() and content[at].isalnum()
+def _cuts_a_word(content: str, start: int, end: int) -> bool:
+    return (start > 0 and content[start].isalnum() and content[start - 1].isalnum()) or (
+        end < len(content) and content[end].isalnum() and content[end - 1].isalnum()
+    )
 
 
 def split(content: str, memories: Iterable[KnownTexts]) -> list[tuple[str, bool]]:
     """`content` in pieces (text, is known): the longest known texts win, pieces never overlap."""
-    found = {span for memory in memories for span in memory.candidates(content)}
+    found = set().union(*(memory.candidates(content) for memory in memories))
     taken: list[Span] = []
     for span in sorted(found, key=lambda span: (span[0] - span[1], span[0])):
         place = bisect_left(taken, span)

@@ -64,8 +64,10 @@ def _parts(text: str, known: Sequence[KnownTexts], blocks: dict[str, str]) -> li
     for piece, is_known in split(text, known):
         if is_known:
             block = Block(piece)
-            blocks[block.id] = block.wire
-            parts.append({"type": "block", "ref": block.id})
+            ref = block.id
+            if ref not in blocks:
+                blocks[ref] = block.wire
+            parts.append({"type": "block", "ref": ref})
         else:
             parts.append({"type": "text", "text": escape(piece)})
     return parts
