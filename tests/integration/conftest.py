@@ -42,3 +42,13 @@ def plain_server(model_dir: Path, log_dir: Path) -> Iterator[Server]:
     """The same vLLM without the plugin, which is installed all the same."""
     with running_server(model_dir, log_dir / "plain.log") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def tiny_server(log_dir: Path) -> Iterator[Server]:
+    """The plugin on a tiny model, so that many agents fit into a test."""
+    from tiny_models import make_tiny_model
+
+    model = make_tiny_model("llama", log_dir / "tiny")
+    with running_server(model, log_dir / "tiny.log", PLUGIN) as running:
+        yield running

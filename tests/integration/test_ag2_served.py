@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from sdk_environment import needs, play
-from tiny_models import make_tiny_model
-from vllm_server import Server, running_server
+from vllm_server import Server
 
 pytestmark = pytest.mark.server
 SCRIPT = "ag2_broadcast.py"
@@ -17,15 +13,6 @@ SCRIPT = "ag2_broadcast.py"
 @pytest.fixture(autouse=True, scope="module")
 def _installed() -> None:
     needs("ag2")
-
-
-@pytest.fixture(scope="module")
-def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The plugin on a tiny model, so that many agents fit into a test."""
-    folder: Path = tmp_path_factory.mktemp("tiny-ag2")
-    model = make_tiny_model("llama", folder / "model")
-    with running_server(model, folder / "server.log", ("--plugin", "tokendance_engine")) as running:
-        yield running
 
 
 @pytest.mark.parametrize("stream", [(), ("--stream",)], ids=["whole", "streamed"])

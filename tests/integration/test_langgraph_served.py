@@ -39,7 +39,7 @@ def load(name: str) -> ModuleType:
 
 
 def model(server: Server, **options: Any) -> ChatOpenAI:
-    given = {"max_tokens": 32, **options}
+    given = {"max_tokens": 24, **options}
     key = SecretStr("none")
     return ChatOpenAI(base_url=f"{server.url}/v1", api_key=key, model=SERVED_NAME, temperature=0, **given)
 
@@ -54,14 +54,16 @@ class Reports(BaseCallbackHandler):
         self.all.append(response.generations[0][0].message.response_metadata["tokendance"])
 
 
-@pytest.mark.parametrize("pattern", ["debate", "mapreduce", "supervisor"])
+@pytest.mark.parametrize(
+    ("pattern", "length"), [("debate", {"turns": 2}), ("mapreduce", {}), ("supervisor", {"turns": 2})]
+)
 def test_a_graph_written_with_chat_openai_gives_the_same_results_in_rounds(
-    server: Server, pattern: str
+    server: Server, pattern: str, length: dict[str, int]
 ) -> None:
-    before = load(f"langgraph_{pattern}").run(model(server))
+    before = load(f"langgraph_{pattern}").run(model(server), **length)
     reports = Reports()
     exact = model(server, extra_body={"fidelity": "exact"})
-    after = load(f"langgraph_{pattern}_tokendance").run(exact, config={"callbacks": [reports]})
+    after = load(f"langgraph_{pattern}_tokendance").run(exact, config={"callbacks": [reports]}, **length)
     assert after == before
     assert len(reports.all) == len(after)
     assert max(Counter(report["round_id"] for report in reports.all).values()) >= 3
@@ -78,11 +80,11 @@ def test_a_graph_written_with_chat_openai_gives_the_same_results_in_rounds(
     ],
 )
 def test_reuse_is_visible_in_the_reports(
-    server: Server, pattern: str, fidelity: str, length: dict[str, int]
+    tiny_server: Server, pattern: str, fidelity: str, length: dict[str, int]
 ) -> None:
     reports = Reports()
     # Long enough answers: the beginning of each block is computed again.
-    llm = model(server, max_tokens=96, extra_body={"fidelity": fidelity})
+    llm = model(tiny_server, max_tokens=96, extra_body={"fidelity": fidelity})
     texts = load(f"langgraph_{pattern}_tokendance").run(llm, config={"callbacks": [reports]}, **length)
     assert all(text and SEPARATOR not in text for text in texts)
     reused = sum(report["reused_tokens"] for report in reports.all)
@@ -112,13 +114,15 @@ def test_streamed_members_say_the_same_and_carry_their_nodes_metadata(server: Se
     assert min(nodes.values()) > 10
 
 
-async def test_64_agents_in_3_rounds_lose_and_double_nothing(server: Server) -> None:
+async def test_64_agents_in_3_rounds_lose_and_double_nothing(tiny_server: Server) -> None:
     import asyncio
 
     from langgraph.graph import END, START, StateGraph
 
     seen: list[RoundResult] = []
-    broadcaster = RoundBroadcaster.from_model(model(server, max_tokens=4), window=2.0, on_round=seen.append)
+    broadcaster = RoundBroadcaster.from_model(
+        model(tiny_server, max_tokens=4), window=2.0, on_round=seen.append
+    )
     llm = broadcaster.chat_model
     names = [f"agent{n}" for n in range(64)]
 
