@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from openai.types.chat import ChatCompletion
 from tokendance_sdk import Block, RoundPrompt, TokenDance
+from tokendance_sdk.gathering import current_seat
 from tokendance_sdk.joining import joining
 from tokendance_sdk.series import RoundSeries
 
@@ -22,6 +23,8 @@ from tokendance_bench.instant_server import USAGE, answer, choices
 from tokendance_bench.overhead_setting import TASK, Setting
 
 Play = Callable[[], Any]
+Kind = Callable[[Any], Any]
+"""An `AsyncOpenAI` -> the client that the program is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +35,14 @@ class Way:
         ours: the program with its calls sent in rounds.
         instant: the same program, its model calls answered on the spot: what the framework itself costs.
         ordinary: the same program, one chat request a call.
+        calls: where the framework costs so much that a difference would drown in its noise: the program, which notes
+            its model calls; they are then played again without the framework.
     """
 
     ours: Play
     instant: Play | None = None
     ordinary: Play | None = None
+    calls: Callable[[Recorder], Any] | None = None
 
 
 def ways(at: Setting) -> dict[str, Way]:
@@ -44,9 +50,7 @@ def ways(at: Setting) -> dict[str, Way]:
     found = {
         "rounds.create": Way(lambda: _create(at)),
         "session": Way(lambda: _session(at)),
-        "joining(AsyncOpenAI)": Way(
-            *(lambda kind=kind: asyncio.run(_joining(at, kind)) for kind in (joining, instant, _same))
-        ),
+        "joining(AsyncOpenAI)": _of_clients(lambda kind: _joining(at, kind)),
     }
     if _have("langgraph") and _have("langchain_openai"):
         from tokendance_bench.overhead_langgraph import play_graph, play_node
@@ -56,14 +60,17 @@ def ways(at: Setting) -> dict[str, Way]:
             *(lambda kind=kind: play_graph(at, kind) for kind in ("ours", "instant", "ordinary"))
         )
     if _have("autogen_agentchat"):
-        found["AutoGen team"] = Way(
-            *(lambda kind=kind: asyncio.run(_team(at, kind)) for kind in (joining, instant, _same))
-        )
+        found["AutoGen team"] = _of_clients(lambda kind: _team(at, kind))
     if _have("ag2"):
-        found["AG2 broadcast"] = Way(
-            *(lambda kind=kind: asyncio.run(_broadcast(at, kind)) for kind in (joining, instant, _same))
-        )
+        found["AG2 broadcast"] = _of_clients(lambda kind: _broadcast(at, kind))
     return found
+
+
+def _of_clients(program: Callable[[Kind], Coroutine[Any, Any, None]]) -> Way:
+    ours, there, ordinary = (
+        lambda kind=kind: asyncio.run(program(kind)) for kind in (joining, instant, _same)
+    )
+    return Way(ours, there, ordinary, lambda recorder: asyncio.run(program(recorder.instant)))
 
 
 def _have(package: str) -> bool:
@@ -76,16 +83,49 @@ def _same(client: Any) -> Any:
 
 def instant(client: AsyncOpenAI) -> AsyncOpenAI:
     """A copy whose chat completions are answered on the spot."""
-    copy: Any = client.copy()
-    turns = itertools.count()
+    return Recorder().instant(client)
 
-    async def post(path: str, *, cast_to: Any, **arguments: Any) -> ChatCompletion:
-        done = {"id": "c", "model": "m", "object": "chat.completion", "created": 0, "usage": USAGE}
-        return ChatCompletion.construct(None, **done, choices=choices("agent", next(turns)))
 
-    copy.post = post
-    made: AsyncOpenAI = copy
-    return made
+class Recorder:
+    """Notes the model calls of each round, answering them on the spot; and plays them again.
+
+    Attributes:
+        rounds: round id -> (agent, arguments of the client's `post`) of each call.
+    """
+
+    def __init__(self) -> None:
+        self.rounds: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+
+    def instant(self, client: AsyncOpenAI) -> AsyncOpenAI:
+        """A copy of `client` whose calls are noted."""
+        copy: Any = client.copy()
+        turns = itertools.count()
+
+        async def post(path: str, **arguments: Any) -> ChatCompletion:
+            seat = current_seat()
+            if seat is not None:
+                given = {"path": path, **arguments}
+                self.rounds.setdefault(seat.round.round_id, []).append((seat.agent, given))
+            done = {"id": "c", "model": "m", "object": "chat.completion", "created": 0, "usage": USAGE}
+            return ChatCompletion.construct(None, **done, choices=choices("agent", next(turns)))
+
+        copy.post = post
+        made: AsyncOpenAI = copy
+        return made
+
+    async def play(self, at: Setting, kind: Kind) -> None:
+        """The noted calls once more, through a client of this kind and nothing else."""
+        async with at.twin() as own:
+            client, series = kind(own), RoundSeries("s", patience=None)
+
+            async def call(seat: Any, arguments: dict[str, Any]) -> None:
+                with seat:
+                    await client.post(**arguments)
+
+            for calls in self.rounds.values():
+                opened = series.open([who for who, _ in calls])
+                await asyncio.gather(*(call(opened.seat(who), arguments) for who, arguments in calls))
+                series.advance()
 
 
 def bare(at: Setting) -> Play:
@@ -124,7 +164,7 @@ def _session(at: Setting) -> None:
             session.round(TASK)
 
 
-async def _joining(at: Setting, kind: Callable[[Any], Any]) -> None:
+async def _joining(at: Setting, kind: Kind) -> None:
     async with at.twin() as owner:
         client, series, heard = kind(owner), RoundSeries("s"), [TASK]
 
@@ -141,7 +181,7 @@ async def _joining(at: Setting, kind: Callable[[Any], Any]) -> None:
             series.advance()
 
 
-async def _team(at: Setting, kind: Callable[[Any], Any]) -> None:
+async def _team(at: Setting, kind: Kind) -> None:
     from autogen_agentchat.agents import AssistantAgent
     from autogen_ext.models.openai import OpenAIChatCompletionClient
     from tokendance_sdk.integrations.autogen import BroadcastGroupChat
@@ -158,7 +198,7 @@ async def _team(at: Setting, kind: Callable[[Any], Any]) -> None:
     await client.close()
 
 
-async def _broadcast(at: Setting, kind: Callable[[Any], Any]) -> None:
+async def _broadcast(at: Setting, kind: Kind) -> None:
     from ag2 import Agent
     from ag2.config import OpenAIConfig
     from tokendance_sdk.integrations.ag2 import Broadcast, TokenDanceConfig
