@@ -153,12 +153,7 @@ class SchedulerSide:
             return False
         if member.preparation is not None or self.mirrors.waits(member):
             return True
-        if member.reason is not None:
-            if self._brings_back(member):
-                return True
-            member.cached = cached
-            return False
-        if member.found is None:
+        if member.reason is None and member.found is None:
             if self.mirrors.is_waiting() and any(
                 self.mirrors.waits(m) for m in self._members.values() if m.key == member.key
             ):
@@ -171,6 +166,9 @@ class SchedulerSide:
                 each.cached = self._preparer.cached(each)
             self._planner.plan(members)
         if member.reason is not None:
+            if self._brings_back(member):
+                return True
+            member.cached = cached
             return False
         assert member.master is not None
         if not self._work.compute_master(member.master):
