@@ -73,6 +73,7 @@ def _child(args: Any) -> int:
     (system,) = args.systems
     most = max(args.rounds) + 1
     small = 0 if args.live else _small(args, most)
+    pages: dict[str, Any] = {"num_gpu_blocks_override": small} if small else {}
     engine = Engine(
         model_of(args),
         kv_gib=args.kv_gib,
@@ -80,7 +81,7 @@ def _child(args: Any) -> int:
         max_num_seqs=64,
         # vLLM wants one context of the greatest length to fit.
         max_model_len=min(8192, (small - 1) * PAGE) if small else 8192,
-        **({"num_gpu_blocks_override": small} if small else {}),
+        **pages,
     )
     workload = workload_of(args, engine, most)
     rows = []

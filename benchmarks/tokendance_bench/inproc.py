@@ -52,10 +52,13 @@ class Engine:
 
     Args:
         model: a Hugging Face folder.
+        tokendance: fields of `EngineConfig`.
         settings: keyword arguments for `vllm.LLM`.
     """
 
-    def __init__(self, model: str, kv_gib: int = 4, **settings: Any) -> None:
+    def __init__(
+        self, model: str, kv_gib: int = 4, tokendance: dict[str, Any] | None = None, **settings: Any
+    ) -> None:
         os.environ.update(
             VLLM_ENABLE_V1_MULTIPROCESSING="0",
             VLLM_CPU_KVCACHE_SPACE=str(kv_gib),
@@ -73,10 +76,14 @@ class Engine:
             "gpu_memory_utilization": 0.3,
         }
         self.llm = LLM(
-            model, logits_processors=[forcing.ForcedAnswers], **llm_kwargs(), **{**defaults, **settings}
+            model,
+            logits_processors=[forcing.ForcedAnswers],
+            **llm_kwargs(**(tokendance or {})),
+            **{**defaults, **settings},
         )
         self.tokenizer = self.llm.get_tokenizer()
         core = self.llm.llm_engine.engine_core.engine_core
+        self._core = core
         self.scheduler = core.scheduler.connector.scheduler
         self._names = 0
 
@@ -99,8 +106,14 @@ class Engine:
         """Let vLLM's prefix cache hold every prompt's history."""
         self.round([Prompt(p.agent, p.history, []) for p in prompts])
 
+    def drain(self) -> None:
+        """Run the steps after the last answer, in which stored histories are captured and pages given back."""
+        while self._core.scheduler.has_requests():
+            self._core.step()
+
     def forget(self) -> None:
-        """Empty the prefix cache and drop all masters."""
+        """Empty the prefix cache, drop all masters and everything that is stored."""
+        self.drain()
         self.scheduler.reset()
         if not self.llm.reset_prefix_cache():
             raise RuntimeError("the prefix cache could not be reset; is a request still running?")

@@ -46,9 +46,11 @@ class RoundSeries:
         series = RoundSeries("sim-7")
         open_round = series.open(["ann", "bob"])
 
+
         async def speak(agent):
             with open_round.seat(agent):
                 return await run_agent(agent)  # its client came from joining(AsyncOpenAI(...))
+
 
         await asyncio.gather(speak("ann"), speak("bob"))
         series.advance()
