@@ -58,6 +58,14 @@ class Rounds(Engine):
         self.scribble()
         return answers
 
+    def lose(self) -> None:
+        """As if other requests had taken every page: no prefix, no master; what is stored stays."""
+        self.drain()
+        for family in list(self.scheduler._families._families.values()):
+            self.scheduler._families.retire(family)
+        assert self.llm.reset_prefix_cache()
+        self.scribble()
+
     def scribble(self) -> None:
         """Fill the pages in use most with garbage, or one read too early might still hold the right rows."""
         for cache in self.worker._caches.values():
