@@ -37,6 +37,7 @@ BODY_KEY = "tokendance"
 
 ROUNDS_PATH = "/v1/rounds"
 STATUS_PATH = "/tokendance/v1/status"
+RELEASE_PATH = "/tokendance/v1/release"
 
 ID_PATTERN = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 ID_RULE = "1 to 128 characters of A-Za-z0-9._:-"

@@ -117,6 +117,13 @@ def test_megabytes_of_separators_are_refused_fast_and_harm_nobody(server: Server
     assert server.chat("Hi", TAG).status == 200
 
 
+def test_a_session_is_released(server: Server) -> None:
+    answer = server.request("/tokendance/v1/release", {"session_id": "over"})
+    assert (answer.status, answer.body) == (200, {"session_id": "over", "released": False})
+    for body in ({"session_id": "not an id"}, {"session_id": "x", "round": 1}, {}, b"no json"):
+        assert server.request("/tokendance/v1/release", body).status == 400
+
+
 def test_status_tells_version_settings_and_what_the_engine_holds(server: Server) -> None:
     body = server.request("/tokendance/v1/status").body
     assert body["model"] == [SERVED_NAME]

@@ -55,6 +55,7 @@ class TokenDanceMiddleware:
     def _start(self, app: Any) -> None:
         """Application state is complete here, and no request was served yet."""
         from tokendance_engine.frontend.collect import collect_reports
+        from tokendance_engine.frontend.release_api import release_router
         from tokendance_engine.frontend.renderers import config_of
         from tokendance_engine.frontend.rounds_api import rounds_router
         from tokendance_engine.frontend.status_api import status_router
@@ -67,6 +68,7 @@ class TokenDanceMiddleware:
         collect_reports(client)
         app.include_router(rounds_router(self.config))
         app.include_router(status_router(self.config))
+        app.include_router(release_router())
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = RequestState()

@@ -107,6 +107,11 @@ class Families:
         """Forget a family."""
         self.retire(self._families.pop(key))
 
+    def release_family(self, key: FamilyKey) -> None:
+        """Forget a family that its client has released; its master's pages go when its last user is done."""
+        if key in self._families:
+            self.drop(key)
+
     def give_way(self, pages: int) -> None:
         """Free idle masters, least recently used first, until the pool has this many free pages."""
         pool = self._need_pool()

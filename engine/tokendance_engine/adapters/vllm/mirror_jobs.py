@@ -134,12 +134,14 @@ class MirrorReport:
         restored: request id -> milliseconds, of members whose history is in their pages again.
         lost: members whose history is not.
         captured: members whose pages may go.
+        released: (salt, session) of sessions that a client has released.
     """
 
     held: dict[str, tuple[Held | None, ...]] = field(default_factory=dict)
     restored: dict[str, float] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     captured: list[str] = field(default_factory=list)
+    released: list[tuple[str, str]] = field(default_factory=list)
 
     @classmethod
     def refusing(cls, work: MirrorWork) -> MirrorReport:
@@ -152,7 +154,7 @@ class MirrorReport:
 
     def is_empty(self) -> bool:
         """Nothing to say."""
-        return not (self.held or self.restored or self.lost or self.captured)
+        return not (self.held or self.restored or self.lost or self.captured or self.released)
 
     def aggregate(self, other: MirrorReport) -> MirrorReport:
         """Merge the reports of two workers: done is what both did."""
@@ -164,4 +166,5 @@ class MirrorReport:
             {name: max(self.restored[name], other.restored[name]) for name in both},
             sorted({*self.lost, *other.lost, *(self.restored.keys() ^ other.restored.keys())}),
             sorted({*self.captured, *other.captured}),
+            sorted({*self.released, *other.released}),
         )

@@ -150,6 +150,8 @@ class Mirrors:
             if self._filling.pop(name, None) is not None and member is not None:
                 self.give_up(member)
         self.capturing.difference_update(report.captured)
+        for key in report.released:
+            self._families.release_family(key)
 
     def capture(self, request: Request, member: Member, pages: list[int]) -> bool:
         """Have a member's KV kept; True if vLLM must hold its pages until the worker has reported it.

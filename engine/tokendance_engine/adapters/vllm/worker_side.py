@@ -109,7 +109,9 @@ class WorkerSide:
         if self.mirrors is not None:
             self.mirrors.run(work)
         elif work is not None:
+            released = self._report.mirrors.released
             self._report.mirrors = MirrorReport.refusing(work)
+            self._report.mirrors.released = released
         if work is not None:
             self._captured.update(job.request_id for job in work.captures)
 
@@ -117,6 +119,11 @@ class WorkerSide:
         """Requests whose pages need not be held any longer."""
         captured, self._captured = self._captured, set()
         return captured or None
+
+    def release(self, salt: str, session: str) -> bool:
+        """Forget a session: its histories here, its master in the scheduler half; False if no history was held."""
+        self._report.mirrors.released.append((salt, session))
+        return self.mirrors is not None and self.mirrors.release(salt, session)
 
     def close(self) -> None:
         """Write stored histories to their tier, if there is one."""
@@ -159,7 +166,9 @@ class WorkerSide:
     def take_report(self) -> WorkerReport | None:
         """What the scheduler half must hear about this step, if anything."""
         if self.mirrors is not None:
-            self._report.mirrors = self.mirrors.take_report()
+            report, released = self.mirrors.take_report(), self._report.mirrors.released
+            report.released += released
+            self._report.mirrors = report
         if self._report.is_empty():
             return None
         report, self._report = self._report, WorkerReport()
