@@ -17,6 +17,7 @@ ENGINES = [
     ("engine_small_pool.py", ""),
     ("engine_triton.py", ""),
     ("engine_soak.py", ""),
+    ("engine_mirrors.py", ""),
     ("engine_model.py", "qwen2:64"),
     ("engine_model.py", "qwen3:128"),
     ("engine_model.py", "mistral:32"),
@@ -30,3 +31,14 @@ def test_engine(module: str, tiny: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
+
+
+def test_an_engine_started_again_finds_its_histories_on_disk_and_does_without_damaged_ones(
+    tmp_path: Path,
+) -> None:
+    module = str(HERE / "engine_mirror_tier.py")
+    for damaged in ("", "", "1"):
+        env = {**os.environ, "TOKENDANCE_TIER": str(tmp_path), "TOKENDANCE_TIER_DAMAGED": damaged}
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", module]
+        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

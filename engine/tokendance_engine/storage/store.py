@@ -225,6 +225,12 @@ class Store:
                 self._pool.set_master(family, master, self._segment_keys(family, master))
             return master
 
+    def master_in_memory(self, family: FamilyKey) -> Master | None:
+        """The family's master if memory holds it; asks no tier."""
+        with self._lock:
+            held = self._pool.get(family)
+            return held.master if held is not None else None
+
     def flush(self, family: FamilyKey) -> None:
         """Write what is new of a family to the tier, and keep it in memory (a round ended, or the engine stops)."""
         with self._lock:

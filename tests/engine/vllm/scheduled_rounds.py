@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,7 +55,7 @@ class Loop:
 
     Attributes:
         broken: the worker fails in all of its steps.
-        store: what the worker keeps of members' contexts.
+        store, kept: what the worker keeps of members' contexts and of masters.
         ending: requests whose pages are held until they are captured.
         reports: by request, as their answers end.
         preempted: how often a running request lost its pages.
@@ -81,6 +82,7 @@ class Loop:
         self.reports: dict[str, dict[str, Any]] = {}
         self.broken = False
         self.ending: dict[str, Request] = {}
+        self.kept: dict[tuple[str, str], tuple[int, np.ndarray[Any, np.dtype[np.int64]]]] = {}
         self.store: dict[Owner, tuple[Held, np.ndarray[Any, np.dtype[np.int64]]]] = {}
         self.preempted = 0
         self.ids = itertools.count()
@@ -172,6 +174,9 @@ class Loop:
         else:
             self.tape.run(meta)
             report.done = {job.request_id: (1.0, 2.0) for job in meta.members}
+            for kept in meta.mirrors.masters if meta.mirrors is not None else []:
+                rows = self.tape.read(kept.pages, 0, len(kept.tokens)).copy()
+                self.kept[kept.owner.salt, kept.owner.session] = kept.master, rows
         pieces = meta.shifts.pieces if meta.shifts else {}
         runs = []
         for request in self.running:
@@ -236,6 +241,13 @@ class Loop:
             held = Held(capture.tokens, capture.positions, capture.approximate_from)
             self.store[capture.owner] = held, rows.copy()
             report.captured.append(capture.request_id)
+        for revived in work.revived:
+            if self.broken:
+                report.broken.append(revived.master)
+                continue
+            number, rows = self.kept[revived.owner.salt, revived.owner.session]
+            assert (number, len(rows)) == (revived.master, revived.rows)
+            self.tape._write(revived.pages, 0, rows)
         for job in work.restores:
             if self.broken:
                 report.lost.append(job.request_id)
@@ -243,5 +255,9 @@ class Loop:
             self.tape._write(job.pages, job.start, self.store[job.owner][1][job.start : job.end])
             report.restored[job.request_id] = 1.0
         for find in work.finds:
-            report.held[find.request_id] = (self.store.get(find.owner, (None,))[0],)
+            held, _ = self.store.get(find.owner, (None, None))
+            master = self.kept.get((find.owner.salt, find.owner.session))
+            if held is not None and master is not None:
+                held = replace(held, master=(master[0], len(master[1])))
+            report.held[find.request_id] = (held,)
         return report

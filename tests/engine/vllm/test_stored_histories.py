@@ -40,8 +40,7 @@ def play(loop: Loop, made: list[Prompt], fidelity: Any = "fast", **tag: Any) -> 
 
 def lose(loop: Loop) -> None:
     """Other requests have taken every page; masters are gone, what sessions know of their agents is not."""
-    for family in loop.side._families._families.values():
-        loop.side._families.retire(family)
+    loop.side._families.give_way(1 << 30)
     assert loop.manager.reset_prefix_cache()
     loop.tape.rows[:] = -1
 
@@ -61,8 +60,26 @@ def test_lost_histories_come_back_into_pages_and_later_rounds_find_them(
             loop.side._families.clear()
         for report in play(loop, made, placement=placement):
             assert report["restored_tokens"] == report["cached_tokens"] >= 192
+            assert (report["fallback_reason"] is None) == (not restarted), "the master came back, too"
     assert loop.side.reset()
     assert loop.manager.block_pool.get_num_free_blocks() == 200
+
+
+def test_a_master_comes_back_only_where_the_round_goes_on_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = stored(monkeypatch)
+    play(loop, first_round())
+    lose(loop)
+    others: list[Prompt] = [
+        [private(m, 0, n), out(5, 90), out(6, 90), MARKER] for m, n in enumerate(HISTORIES)
+    ]
+    requests = [loop.add(p, f"a{i}", fidelity="fast", round_size=3) for i, p in enumerate(others)]
+    revived = []
+    while loop.waiting:
+        meta = loop.step()
+        revived += meta.mirrors.revived if meta.mirrors is not None else []
+    loop.run()
+    assert not revived
+    assert {loop.reports[r.request_id]["fallback_reason"] for r in requests} == {None}
 
 
 def test_what_is_still_cached_is_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +174,11 @@ def test_a_worker_that_fails_to_restore_costs_nobody_their_answer(monkeypatch: p
     play(loop, made)
     lose(loop)
     loop.broken = True
-    assert {r["restored_tokens"] for r in play(loop, grown(made, 2))} == {0}
+    reports = play(loop, grown(made, 2))
+    assert {r["restored_tokens"] for r in reports} == {0}
+    assert {r["fallback_reason"] for r in reports} == {"worker_error"}
+    loop.broken = False
+    assert {r["fallback_reason"] for r in play(loop, grown(made, 2))} <= {None, "no_gain", "prefix_cached"}
 
 
 def test_a_worker_that_never_answers_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from rounds import Rounds, join
+from steps import Steps
 from tokendance_bench.inproc import Prompt
 
 pytestmark = pytest.mark.server
@@ -89,3 +90,122 @@ def test_lost_histories_come_back_bit_for_bit_and_answers_are_those_of_a_cache_t
     rounds.worker.mirrors.store.check()
     assert not rounds.worker.mirrors.faults
     assert len(kept_third.tokens) == 3
+
+
+def test_plain_requests_are_not_captured_and_find_nothing_approximate(
+    rounds: Rounds, seen: dict[str, list[Any]]
+) -> None:
+    first = rounds.members(histories=(100, 131))
+    truth = rounds.plain(first)
+    rounds.round(first)
+    rounds.drain()
+    assert not seen["captured"]
+    rounds.forget()
+    rounds.play(first, "s:1", fidelity="fast")
+    rounds.lose()
+    answers = rounds.play(first, "s:1", fidelity="fast")
+    assert all(r["restored_tokens"] > 0 for r in answers.reports)
+    assert rounds.round(first, max_tokens=12).tokens == truth
+    rounds.lose()
+    exact = rounds.play(first, "s:2", fidelity="exact")
+    assert exact.tokens == truth
+    assert [r["restored_tokens"] for r in exact.reports] == [96, 128]
+
+
+@pytest.mark.parametrize("when", range(1, 10))
+def test_aborts_while_a_capture_or_a_restore_is_pending_leak_no_page(rounds: Rounds, when: int) -> None:
+    first = rounds.members(histories=(100, 131, 160))
+    answers = rounds.play(first, "s:1", fidelity="fast", max_tokens=3).tokens
+    second = next_round(rounds, first, answers)
+    rounds.lose()
+    steps = Steps(rounds)
+    for i, p in enumerate(second):
+        fields = {"round_id": "s:2", "round_size": 3, "fidelity": "fast"}
+        steps.add(p.agent, p, fields, max_tokens=2 + 2 * i)
+    for _ in range(when):
+        steps.step()
+        rounds.scheduler.check()
+    steps.abort(*[p.agent for p in second])
+    rounds.scheduler.check()
+    rounds.drain()
+    rounds.scheduler.check()
+    rounds.worker.mirrors.store.check()
+
+
+def test_preempted_members_are_captured_once_and_leak_no_page(
+    rounds: Rounds, seen: dict[str, list[Any]]
+) -> None:
+    scheduler = rounds.llm.llm_engine.engine_core.engine_core.scheduler
+    first = rounds.members(histories=(100, 131, 160))
+    truth = rounds.play(first, "s:1", fidelity="fast", max_tokens=12).tokens
+    rounds.lose()
+    seen["captured"].clear()
+    steps = Steps(rounds)
+    for p in first:
+        steps.add(p.agent, p, {"round_id": "s:1", "round_size": 3, "fidelity": "fast"})
+    while len(scheduler.running) < 3:
+        steps.step()
+        rounds.scheduler.check()
+    for _ in range(3):
+        victim = scheduler.running.pop()
+        scheduler._preempt_request(victim, 0.0)
+        steps.step(2)
+        rounds.scheduler.check()
+    steps.finish()
+    rounds.drain()
+    rounds.scheduler.check()
+    assert len(seen["captured"]) == 3
+    assert len(truth) == 3
+
+
+@pytest.mark.parametrize("method", ["put_mirror", "put_master", "get_mirror", "_look"])
+def test_a_fault_of_the_store_costs_work_and_no_answer(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    first = rounds.members(histories=(100, 131, 160))
+    truth = rounds.plain(first)
+    worker = rounds.worker.mirrors
+    faults = dict(worker.faults)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr(worker, method, fail)
+    assert rounds.play(first, "s:1", fidelity="exact").tokens == truth
+    rounds.drain()
+    rounds.scheduler.check()
+    rounds.lose()
+    assert rounds.play(first, "s:2", backend="all").tokens == truth
+    rounds.lose()
+    again = rounds.play(first, "s:3", fidelity="exact")
+    assert again.tokens == truth
+    rounds.drain()
+    rounds.scheduler.check()
+    restored = [r["restored_tokens"] for r in again.reports]
+    assert all(n > 0 for n in restored) if method == "put_master" else restored == [0, 0, 0]
+    assert sum(worker.faults.values()) > sum(faults.values())
+    monkeypatch.undo()
+    worker.faults.clear()
+
+
+def test_when_there_is_no_room_nothing_is_kept_and_answers_are_right(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = rounds.members(histories=(100, 131, 160))
+    truth = rounds.plain(first)
+    monkeypatch.setattr(rounds.worker.mirrors.store._pool, "budget", 100_000)
+    for turn in range(3):
+        got = rounds.play(first, f"s:{turn}", fidelity="exact")
+        assert got.tokens == truth
+        rounds.lose()
+        rounds.worker.mirrors.store.check()
+    assert rounds.worker.mirrors.status()["refused"] > 0
+
+
+def test_the_status_names_what_is_stored(rounds: Rounds) -> None:
+    rounds.play(rounds.members(), "s:1", fidelity="fast")
+    rounds.drain()
+    (session,) = rounds.worker.status()["store"]["sessions"]
+    assert session["session_id"] == "s"
+    assert session["agents"] == 3
+    assert session["ratio"] > 1.3

@@ -58,9 +58,16 @@ class Master:
 
 @dataclass(slots=True, eq=False)
 class Family:
-    """What a session keeps between rounds: its master, and how its members' pages are keyed."""
+    """What a session keeps between rounds.
+
+    Attributes:
+        master: its master.
+        lost: the one that gave its pages away, if they may come back from the store.
+        chains: how its members' pages are keyed.
+    """
 
     master: Master | None = None
+    lost: Master | None = None
     chains: dict[str, Chain] = field(default_factory=dict)
 
     def remember(self, agent: str, chain: Chain) -> None:

@@ -81,9 +81,27 @@ class Families:
         if master is None:
             self.retire(family)
             master = family.master = Master(next(self._ids), transcript)
+            family.lost = None
             self._all.append(master)
         master.transcript = transcript
         master.blocks.extend(blocks)
+        self.changed = True
+        return master
+
+    def revive(self, family: Family) -> Master | None:
+        """Give a master that had to give way pages again, for all its rows; None if there are not enough.
+
+        It is the same computation, so it keeps its id; its rows must be written before anything reads them.
+        """
+        lost = family.lost
+        if lost is None or family.master is not None:
+            return None
+        blocks = self._take(-(-lost.transcript.rows // self._page_size), None)
+        if blocks is None:
+            return None
+        family.lost = None
+        family.master = master = Master(lost.id, lost.transcript, blocks, sent=lost.transcript.rows)
+        self._all.append(master)
         self.changed = True
         return master
 
@@ -118,7 +136,7 @@ class Families:
         if pool.free >= pages:
             return
         for family in self._idle():
-            self.retire(family)
+            self._put_aside(family)
             if pool.free >= pages:
                 return
 
@@ -185,9 +203,14 @@ class Families:
         for other in idle:
             if self._held + need <= allowed and pool.free >= need:
                 break
-            self.retire(other)
+            self._put_aside(other)
         self._held += need
         return pool.take(need)
+
+    def _put_aside(self, family: Family) -> None:
+        master = family.master
+        self.retire(family)
+        family.lost = master if master is not None and not master.pending else None
 
     def _free(self, master: Master) -> None:
         self._held -= len(master.blocks)

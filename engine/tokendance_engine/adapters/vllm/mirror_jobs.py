@@ -39,11 +39,13 @@ class Held:
         tokens: ids of the tokens whose KV it is, `FILLER` where a filler stands, int32 [n].
         positions: where they stand.
         approximate_from: first of them whose KV is approximate, or None.
+        master: the session's master, if all its rows are in memory: the engine's id of it, and rows.
     """
 
     tokens: Tokens
     positions: Positions
     approximate_from: int | None
+    master: tuple[int, int] | None = None
 
     @staticmethod
     def by_all(answers: Sequence[Held | None]) -> Held | None:
@@ -61,6 +63,16 @@ class RestoreJob:
     pages: PageTable
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class MasterRestore:
+    """Write all rows of a session's master into its pages."""
+
+    owner: Owner
+    master: int
+    pages: PageTable
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +117,9 @@ class CaptureJob:
 
 @dataclass(slots=True)
 class MirrorWork:
-    """Scheduler to worker, one step's work, in this order: captures (masters first), restores, questions.
+    """Scheduler to worker, one step's work, in this order: captures, restores (masters first), questions.
+
+    Masters are captured after the work of the step that may compute them.
 
     Attributes:
         ended: members that were asked about and have ended.
@@ -114,6 +128,7 @@ class MirrorWork:
 
     masters: list[MasterCapture] = field(default_factory=list)
     captures: list[CaptureJob] = field(default_factory=list)
+    revived: list[MasterRestore] = field(default_factory=list)
     restores: list[RestoreJob] = field(default_factory=list)
     finds: list[FindJob] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
@@ -121,7 +136,7 @@ class MirrorWork:
 
     def is_empty(self) -> bool:
         """No work at all."""
-        jobs = self.masters or self.captures or self.restores or self.finds or self.ended
+        jobs = self.masters or self.captures or self.revived or self.restores or self.finds or self.ended
         return not (jobs or self.reset)
 
 
@@ -134,6 +149,7 @@ class MirrorReport:
         restored: request id -> milliseconds, of members whose history is in their pages again.
         lost: members whose history is not.
         captured: members whose pages may go.
+        broken: masters that did not come back.
         released: (salt, session) of sessions that a client has released.
     """
 
@@ -141,6 +157,7 @@ class MirrorReport:
     restored: dict[str, float] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     captured: list[str] = field(default_factory=list)
+    broken: list[int] = field(default_factory=list)
     released: list[tuple[str, str]] = field(default_factory=list)
 
     @classmethod
@@ -150,11 +167,12 @@ class MirrorReport:
             held={job.request_id: (None,) for job in work.finds},
             lost=[job.request_id for job in work.restores],
             captured=[job.request_id for job in work.captures],
+            broken=[job.master for job in work.revived],
         )
 
     def is_empty(self) -> bool:
         """Nothing to say."""
-        return not (self.held or self.restored or self.lost or self.captured or self.released)
+        return not (self.held or self.restored or self.lost or self.captured or self.broken or self.released)
 
     def aggregate(self, other: MirrorReport) -> MirrorReport:
         """Merge the reports of two workers: done is what both did."""
@@ -166,5 +184,6 @@ class MirrorReport:
             {name: max(self.restored[name], other.restored[name]) for name in both},
             sorted({*self.lost, *other.lost, *(self.restored.keys() ^ other.restored.keys())}),
             sorted({*self.captured, *other.captured}),
+            sorted({*self.broken, *other.broken}),
             sorted({*self.released, *other.released}),
         )

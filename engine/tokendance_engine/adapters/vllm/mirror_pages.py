@@ -8,6 +8,7 @@ import torch
 
 from tokendance_engine.adapters.vllm.pages import PagedKV, write_rows
 from tokendance_engine.reuse.ports import PageTable
+from tokendance_engine.storage.master import Master
 from tokendance_engine.storage.restore import Work
 from tokendance_engine.storage.rows import ReadRows
 
@@ -51,3 +52,21 @@ def write(kv: PagedKV, work: Work, pages: PageTable) -> None:
         for copy, to in copies:
             key, value = copy.layer(number)
             write_rows(layer, key.to(device), value.to(device), to)
+
+
+def whole(master: Master) -> bool:
+    """Whether every row of a master is stored."""
+    return sum(len(segment) for segment in master.segments) == len(master)
+
+
+@torch.inference_mode()
+def write_master(kv: PagedKV, master: Master, pages: PageTable) -> None:
+    """Write all stored rows of a master into its pages, as they were computed."""
+    device = kv.layers[0].cache.device
+    for start, segment in zip(master.starts, master.segments, strict=True):
+        rows = np.arange(start, start + len(segment))
+        page = pages[rows // kv.page_size].astype(np.int64)
+        slots = torch.from_numpy(page * kv.page_size + rows % kv.page_size).to(device)
+        for number, layer in enumerate(kv.layers):
+            key, value = segment.rows.layer(number)
+            write_rows(layer, key.to(device), value.to(device), slots)

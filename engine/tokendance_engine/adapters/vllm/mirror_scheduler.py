@@ -8,13 +8,14 @@ on it is a cached prefix like any other, so plans, fillers and salts need not kn
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 from vllm.logger import init_logger
 
+from tokendance_engine.adapters.vllm.family import FamilyKey, Master
 from tokendance_engine.adapters.vllm.history import chain_of, in_common, marked, positions_of
 from tokendance_engine.adapters.vllm.masters import Families
 from tokendance_engine.adapters.vllm.members import Member
@@ -23,6 +24,7 @@ from tokendance_engine.adapters.vllm.mirror_jobs import (
     FindJob,
     Held,
     MasterCapture,
+    MasterRestore,
     MirrorReport,
     MirrorWork,
     Owner,
@@ -31,7 +33,6 @@ from tokendance_engine.adapters.vllm.mirror_jobs import (
 from tokendance_engine.adapters.vllm.page_pool import PagePool
 from tokendance_engine.adapters.vllm.placement import Placement
 from tokendance_engine.adapters.vllm.preparation import Preparation
-from tokendance_engine.adapters.vllm.step_work import StepWork
 from tokendance_engine.config import NONE, EngineConfig
 from tokendance_engine.reuse.plan import Plan, Spans
 from tokendance_engine.storage.handover import Taken
@@ -53,7 +54,6 @@ class Mirrors:
         settings: with `cpu_bytes` 0 every method is a no-op.
         families: masters, which give way if pages are short, and members' chains.
         placement: says whether the model has room for a member's fillers and positions.
-        work: the step's work; masters stay pinned in it until they are captured.
         members: all members by request id; kept up to date by the caller.
         page_size: tokens per page.
         workers: processes that each hold a part of every token's KV.
@@ -65,7 +65,6 @@ class Mirrors:
         settings: EngineConfig,
         families: Families,
         placement: Placement,
-        work: StepWork,
         members: Mapping[str, Member],
         page_size: int,
         workers: int = 1,
@@ -77,7 +76,6 @@ class Mirrors:
         self._tier = settings.tiers != NONE
         self._families = families
         self._placement = placement
-        self._step = work
         self._members = members
         self._page_size = page_size
         self._workers = workers
@@ -85,6 +83,8 @@ class Mirrors:
         self._known: OrderedDict[Owner, None] = OrderedDict()
         self._work = MirrorWork()
         self._asked: dict[str, float] = {}
+        self._kept: OrderedDict[int, int] = OrderedDict()
+        self._masters: dict[FamilyKey, tuple[int, int]] = {}
         self._answers: dict[str, list[Held | None]] = {}
         self._filling: dict[str, float] = {}
 
@@ -134,6 +134,24 @@ class Mirrors:
         self._filling[name] = time.monotonic() + self.patience
         return True
 
+    def revive(self, member: Member) -> None:
+        """Bring a session's lost master back before its round is planned, if the store has all of it.
+
+        Only where the round goes on from it: otherwise a new one is made anyway.
+        """
+        family = self._families.get(member.family)
+        lost = family.lost if family is not None else None
+        stored = self._masters.get(member.family)
+        if family is None or lost is None or stored != (lost.id, lost.transcript.rows):
+            return
+        if not lost.transcript.counts() <= Counter(segment.key for segment in member.user_segments):
+            return
+        master = self._families.revive(family)
+        if master is not None:
+            self._work.revived.append(
+                MasterRestore(_owner(member), master.id, master.pages(), master.transcript.rows)
+            )
+
     def hear(self, report: MirrorReport) -> None:
         """Take in what the worker half said."""
         for name, answers in report.held.items():
@@ -152,6 +170,30 @@ class Mirrors:
         self.capturing.difference_update(report.captured)
         for key in report.released:
             self._families.release_family(key)
+
+    def keep_master(self, member: Member, master: Master) -> None:
+        """Have a master captured at the end of the step in which a member takes from it; pinned until then.
+
+        Not later: an idle master may have to give its pages away long before its members end.
+        """
+        member.history.master = master.id
+        rows = master.transcript.rows
+        if not self.on or not member.storable or self._kept.get(master.id) == rows:
+            return
+        self._kept.pop(master.id, None)
+        self._kept[master.id] = rows
+        if len(self._kept) > _KNOWN:
+            self._kept.popitem(last=False)
+        whole = master.transcript
+        self._work.masters.append(
+            MasterCapture(
+                _owner(member),
+                master.id,
+                marked(whole.tokens(), whole.filling()),
+                master.pages(),
+                positions_of(whole.frame),
+            )
+        )
 
     def capture(self, request: Request, member: Member, pages: list[int]) -> bool:
         """Have a member's KV kept; True if vLLM must hold its pages until the worker has reported it.
@@ -180,7 +222,6 @@ class Mirrors:
             0 if request.num_preemptions else min(member.cached or 0, size),
             start if start < size else None,
         )
-        self._keep_master(member, owner)
         self._known[owner] = None
         self._known.move_to_end(owner)
         if len(self._known) > _KNOWN:
@@ -196,6 +237,8 @@ class Mirrors:
         self._answers.pop(name, None)
         self._filling.pop(name, None)
         self.release(member)
+        if not any(m.family == member.family for m in self._members.values()):
+            self._masters.pop(member.family, None)  # the next round asks again
         if self.on and member.storable:
             self._work.ended.append(name)
 
@@ -220,6 +263,8 @@ class Mirrors:
         """Forget everything that is stored: the model's weights may have changed."""
         if self.on:
             self._known.clear()
+            self._masters.clear()
+            self._kept.clear()
             self._work.reset = True
 
     def expire(self) -> None:
@@ -246,6 +291,8 @@ class Mirrors:
     def _answered(self, name: str) -> None:
         member, held = self._members.get(name), Held.by_all(self._answers.pop(name, [None]))
         if self._asked.pop(name, None) is not None and member is not None and held is not None:
+            if held.master is not None:
+                self._masters[member.family] = held.master
             self._found(member, held)
 
     def _found(self, member: Member, held: Held) -> None:
@@ -269,28 +316,6 @@ class Mirrors:
             return
         pages.publish(self._need_pool(), member.request.block_hashes, self._page_size)
         history.restored = (len(pages.table) - pages.cached) * self._page_size
-
-    def _keep_master(self, member: Member, owner: Owner) -> None:
-        """Capture the master a member's plan took from, if its pages are still there; pinned for the step."""
-        family = self._families.get(member.family)
-        master = family.master if family is not None else None
-        if master is None or master.id != member.history.master:
-            return
-        if any(job.master == master.id for job in self._work.masters):
-            return
-        rows = master.sent
-        whole = master.transcript
-        self._work.masters.append(
-            MasterCapture(
-                owner,
-                master.id,
-                marked(whole.tokens(), whole.filling())[:rows],
-                master.pages(),
-                positions_of(whole.frame.before(rows)),
-            )
-        )
-        master.users += 1
-        self._step.read.append(master)
 
     def _taken(self, member: Member) -> Taken:
         plan = member.plan if member.ready and member.reason is None else None

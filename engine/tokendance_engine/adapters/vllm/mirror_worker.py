@@ -7,6 +7,7 @@ and every page that is waited for is given back.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -17,12 +18,13 @@ from tokendance_engine.adapters.vllm.mirror_jobs import (
     FindJob,
     Held,
     MasterCapture,
+    MasterRestore,
     MirrorReport,
     MirrorWork,
     Owner,
     RestoreJob,
 )
-from tokendance_engine.adapters.vllm.mirror_pages import reader, write
+from tokendance_engine.adapters.vllm.mirror_pages import reader, whole, write, write_master
 from tokendance_engine.adapters.vllm.pages import PagedKV
 from tokendance_engine.storage.keys import FamilyKey
 from tokendance_engine.storage.spill import Spill
@@ -61,23 +63,36 @@ class MirrorWorker:
         self._report = MirrorReport()
         self.faults: dict[str, int] = {}
 
-    def run(self, work: MirrorWork | None) -> None:
-        """One step's work, and answers that a tier has given meanwhile; never raises."""
+    def run(self, work: MirrorWork | None) -> set[int]:
+        """One step's work but for its masters, and answers that a tier has given meanwhile; never raises.
+
+        Returns:
+            Masters that did not come back.
+        """
         self._answer()
         if work is None:
-            return
+            return set()
         if work.reset:
             self._reset()
-        for master in work.masters:
-            self._keep_master(master)
         for job in work.captures:
             self._capture(job)
+        for revived in work.revived:
+            self._revive(revived)
         for restore in work.restores:
             self._restore(restore)
         for name in work.ended:
             self._end(name)
         for find in work.finds:
             self._find(find)
+        return set(self._report.broken)
+
+    def keep(self, masters: Sequence[MasterCapture]) -> None:
+        """Keep masters that this step's members took from; never raises."""
+        for job in masters:
+            try:
+                self.put_master(job)
+            except Exception:
+                self._fault("keep_master")
 
     def take_report(self) -> MirrorReport:
         """What the scheduler half must hear."""
@@ -129,12 +144,6 @@ class MirrorWorker:
         self._aside.shutdown(wait=True)
         self._spill.close()
 
-    def _keep_master(self, job: MasterCapture) -> None:
-        try:
-            self.put_master(job)
-        except Exception:
-            self._fault("keep_master")
-
     def _capture(self, job: CaptureJob) -> None:
         """The pages are given back whatever happens."""
         try:
@@ -143,6 +152,13 @@ class MirrorWorker:
             self._fault("capture")
         finally:
             self._report.captured.append(job.request_id)
+
+    def _revive(self, job: MasterRestore) -> None:
+        try:
+            self.get_master(job)
+        except Exception:
+            self._fault("revive")
+            self._report.broken.append(job.master)
 
     def _restore(self, job: RestoreJob) -> None:
         started = time.perf_counter()
@@ -195,7 +211,7 @@ class MirrorWorker:
         except Exception:
             self._fault("end")
 
-    # The three that touch KV, apart so that fault tests can replace them.
+    # Those that touch KV, apart so that fault tests can replace them.
     def put_master(self, job: MasterCapture) -> None:
         family = self._family(job.owner)
         read = reader(self._kv, job.pages)
@@ -227,13 +243,21 @@ class MirrorWorker:
             raise LookupError(f"the history of {job.owner.agent!r} is gone")
         write(self._kv, work, job.pages)
 
+    def get_master(self, job: MasterRestore) -> None:
+        master = self.store.master(self._family(job.owner))
+        if master is None or master.id != job.master or not whole(master) or len(master) != job.rows:
+            raise LookupError(f"master {job.master} is gone")
+        write_master(self._kv, master, job.pages)
+
     def _look(self, owner: Owner, wait: bool = False) -> Held | None:
         if wait and self._tier is not None:
             self._tier.wait(_TIER_STARTS_S)
         mirror = self.store.mirror(self._family(owner), owner.agent)
         if mirror is None:
             return None
-        return Held(mirror.tokens, mirror.positions, mirror.approximate_from)
+        master = self.store.master_in_memory(self._family(owner))
+        held = (master.id, len(master)) if master is not None and whole(master) else None
+        return Held(mirror.tokens, mirror.positions, mirror.approximate_from, held)
 
     def _flush(self, family: FamilyKey) -> None:
         try:

@@ -69,7 +69,6 @@ class SchedulerSide:
             settings,
             self._families,
             self._placement,
-            self._work,
             self._members,
             self._page_size,
             int(config.parallel_config.world_size),
@@ -164,6 +163,7 @@ class SchedulerSide:
             members = [m for m in group if m.reason is None]
             for each in members:
                 each.cached = self._preparer.cached(each)
+            self.mirrors.revive(member)
             self._planner.plan(members)
         if member.reason is not None:
             if self._brings_back(member):
@@ -190,9 +190,10 @@ class SchedulerSide:
         if isinstance(outcome, FallbackReason):
             self._settle(member, outcome)
             return False
-        member.history.master = master.id if master is not None else None
         if not outcome:
             self._gathering.hold()
+        elif master is not None:
+            self.mirrors.keep_master(member, master)
         return True
 
     def seat(self, request: Request) -> None:
@@ -262,7 +263,8 @@ class SchedulerSide:
         if report.gate is not None:
             self._intake.unsupported = self._intake.unsupported or report.gate[0]
             self._placement.unsupported = None if report.shifts else PlacementReason.UNSUPPORTED_RUNNER
-        for master_id in report.broken_masters:
+        broken = {*report.broken_masters, *report.mirrors.broken}
+        for master_id in broken:
             family = self._families.find(master_id)
             if family is not None:
                 self._families.retire(family)
@@ -276,7 +278,7 @@ class SchedulerSide:
             if self._work.answered(request_id) and member is not None:
                 self._settle(member, FallbackReason.WORKER_ERROR)
         for member in self._members.values():
-            if member.master is not None and member.master.id in report.broken_masters:
+            if member.master is not None and member.master.id in broken:
                 self._settle(member, FallbackReason.WORKER_ERROR)
 
     def finish(self, request: Request, pages: list[int]) -> tuple[bool, dict[str, Any] | None]:

@@ -101,14 +101,17 @@ class WorkerSide:
         self._run_mirrors(meta.mirrors)
         self._run_masters(meta)
         self._run_members(meta)
+        if self.mirrors is not None and meta.mirrors is not None:
+            self.mirrors.keep([job for job in meta.mirrors.masters if job.master not in self._broken_masters])
         if meta.shifts is not None:
             shift_positions(self._runner, meta.shifts)
 
     def _run_mirrors(self, work: MirrorWork | None) -> None:
-        """Before everything else: a master is only sure to keep its pages until this step writes to others."""
+        """Before everything else, which reads what comes back; masters are kept after it, once they are computed."""
         if self.mirrors is not None:
-            self.mirrors.run(work)
+            self._broken_masters |= self.mirrors.run(work)
         elif work is not None:
+            self._broken_masters.update(job.master for job in work.revived)
             released = self._report.mirrors.released
             self._report.mirrors = MirrorReport.refusing(work)
             self._report.mirrors.released = released
