@@ -9,6 +9,7 @@ from collections.abc import Sequence
 NAMES = {
     "prefill": "time to prefill one round, histories cached, against plain vLLM",
     "capacity": "agents running at once in a fixed KV space, live pages of a round",
+    "histories": "rounds whose histories vLLM's prefix cache cannot keep, computed again or brought back",
     "overhead": "CPU of the SDK per agent and round, bytes on the wire and in checkpoints; no vLLM",
     "fidelity": "KL and top-1 to full prefill over recorded answers; drift over rounds",
     "judge": "how often a judge chooses otherwise among shuffled candidates when their KV is reused",

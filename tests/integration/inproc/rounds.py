@@ -61,8 +61,7 @@ class Rounds(Engine):
     def lose(self) -> None:
         """As if other requests had taken every page: no prefix, no master; what is stored stays."""
         self.drain()
-        for family in list(self.scheduler._families._families.values()):
-            self.scheduler._families.retire(family)
+        self.scheduler._families.give_way(1 << 30)
         assert self.llm.reset_prefix_cache()
         self.scribble()
 

@@ -61,6 +61,7 @@ class MirrorWorker:
         self._finding: dict[str, Future[Held | None]] = {}
         self._pinned: dict[str, FamilyKey] = {}
         self._report = MirrorReport()
+        self._closed = False
         self.faults: dict[str, int] = {}
 
     def run(self, work: MirrorWork | None) -> set[int]:
@@ -136,13 +137,20 @@ class MirrorWorker:
         return self.store.release(self.store.keys.family(salt, session))
 
     def close(self) -> None:
-        """Write what is new of every session to the tier, and close it."""
-        if self._aside is None or self._spill is None:
+        """Write what is new of every session to the tier, and close it. Idempotent; never raises.
+
+        VLLM may call it while Python shuts down, when no thread takes work any more.
+        """
+        if self._aside is None or self._spill is None or self._closed:
             return
-        for family in self.store.report().families:
-            self._aside.submit(self._flush, family)
-        self._aside.shutdown(wait=True)
-        self._spill.close()
+        self._closed = True
+        try:
+            self._aside.shutdown(wait=True)
+            for family in self.store.report().families:
+                self._flush(family)
+            self._spill.close()
+        except Exception:
+            self._fault("close")
 
     def _capture(self, job: CaptureJob) -> None:
         """The pages are given back whatever happens."""
