@@ -214,14 +214,14 @@ def test_a_preempted_member_says_nothing_of_what_the_store_knows(monkeypatch: py
     loop = stored(monkeypatch, pages=36)
     made = first_round((30, 75))
     seen: list[tuple[Request, int]] = []
-    capture = loop.side.mirrors.capture
+    capture = loop.side.mirrors.captures.capture
 
     def spy(request: Request, *rest: Any) -> bool:
         done = capture(request, *rest)
-        seen.append((request, loop.side.mirrors._work.captures[-1].same))
+        seen.append((request, loop.side.mirrors.captures.jobs[-1].same))
         return done
 
-    monkeypatch.setattr(loop.side.mirrors, "capture", spy)
+    monkeypatch.setattr(loop.side.mirrors.captures, "capture", spy)
     for i, p in enumerate(made):
         loop.add(p, f"a{i}", answer=150, fidelity="fast", round_size=2, placement="copy")
     loop.run(600)

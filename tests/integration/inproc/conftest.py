@@ -25,7 +25,8 @@ def rounds(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     wanted = [dict(getattr(module, "SETTINGS", {})) for module in modules]
     assert all(settings == wanted[0] for settings in wanted), "one engine per process"
     shape = wanted[0].pop("shape", "llama")
-    return Rounds(str(make_tiny_model(shape, tmp_path_factory.mktemp("tiny") / shape)), **wanted[0])
+    folder = wanted[0].pop("models", None) or tmp_path_factory.mktemp("tiny")
+    return Rounds(str(make_tiny_model(shape, folder / shape)), **wanted[0])
 
 
 @pytest.fixture(autouse=True)

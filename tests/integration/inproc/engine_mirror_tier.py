@@ -20,6 +20,7 @@ SETTINGS = {
         "tiers": json.dumps({"type": "disk", "path": str(FOLDER / "kv"), "capacity_gb": 1}),
         "secret_file": str(FOLDER / "secret"),
     },
+    "models": FOLDER / "models",  # what is stored belongs to a model, which is named by its folder
     "max_model_len": 1024,
     "num_gpu_blocks_override": 200,
 }

@@ -113,7 +113,7 @@ class TokenDanceConnector(KVConnectorBase_V1):
 
     def has_pending_block_frees(self) -> bool:
         """Pages that wait to be captured come free in the next step: no reason to preempt anybody."""
-        return bool(self._scheduler.mirrors.capturing)
+        return bool(self._scheduler.mirrors.captures.pending)
 
     def reset_cache(self) -> bool | None:
         return self._scheduler.reset()

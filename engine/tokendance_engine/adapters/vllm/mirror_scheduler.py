@@ -1,4 +1,4 @@
-"""The scheduler half of stored histories: who is asked about, what comes back into which pages, what is captured.
+"""The scheduler half of stored histories: who is asked about, and what comes back into which pages.
 
 Like everything a member gets, its history is prepared, not promised: it comes back into pages of vLLM's pool while
 vLLM holds the member back, and is keyed under the member's own key chain once the worker has confirmed it. From then
@@ -8,43 +8,34 @@ on it is a cached prefix like any other, so plans, fillers and salts need not kn
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
 from vllm.logger import init_logger
 
-from tokendance_engine.adapters.vllm.family import FamilyKey, Master
-from tokendance_engine.adapters.vllm.history import chain_of, in_common, marked, positions_of
+from tokendance_engine.adapters.vllm.family import FamilyKey
+from tokendance_engine.adapters.vllm.history import chain_of, in_common
 from tokendance_engine.adapters.vllm.masters import Families
 from tokendance_engine.adapters.vllm.members import Member
+from tokendance_engine.adapters.vllm.mirror_captures import Captures, owner_of
 from tokendance_engine.adapters.vllm.mirror_jobs import (
-    CaptureJob,
     FindJob,
     Held,
-    MasterCapture,
     MasterRestore,
     MirrorReport,
     MirrorWork,
-    Owner,
     RestoreJob,
 )
 from tokendance_engine.adapters.vllm.page_pool import PagePool
 from tokendance_engine.adapters.vllm.placement import Placement
 from tokendance_engine.adapters.vllm.preparation import Preparation
 from tokendance_engine.config import NONE, EngineConfig
-from tokendance_engine.reuse.plan import Plan, Spans
-from tokendance_engine.storage.handover import Taken
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
-    from vllm.v1.request import Request
 
 logger = init_logger("vllm.tokendance")
-
-_KNOWN = 1 << 16
-"""Most members remembered as captured; of an older one is not asked unless there is a tier."""
 
 
 class Mirrors:
@@ -72,7 +63,7 @@ class Mirrors:
     ) -> None:
         self.on = settings.cpu_bytes > 0
         self.patience = patience
-        self.capturing: set[str] = set()
+        self.captures = Captures(self.on, page_size)
         self._tier = settings.tiers != NONE
         self._families = families
         self._placement = placement
@@ -80,10 +71,8 @@ class Mirrors:
         self._page_size = page_size
         self._workers = workers
         self._pool: PagePool | None = None
-        self._known: OrderedDict[Owner, None] = OrderedDict()
         self._work = MirrorWork()
         self._asked: dict[str, float] = {}
-        self._kept: OrderedDict[int, int] = OrderedDict()
         self._masters: dict[FamilyKey, tuple[int, int]] = {}
         self._answers: dict[str, list[Held | None]] = {}
         self._filling: dict[str, float] = {}
@@ -94,8 +83,8 @@ class Mirrors:
 
     def arrived(self, member: Member) -> None:
         """Ask what the store holds of a new member."""
-        owner = _owner(member)
-        if not self.on or not member.storable or not (self._tier or owner in self._known):
+        owner = owner_of(member)
+        if not self.on or not member.storable or not (self._tier or self.captures.knows(owner)):
             return
         name = member.request.request_id
         self._work.finds.append(FindJob(name, owner))
@@ -129,7 +118,7 @@ class Mirrors:
         made = member.history.pages = Preparation(table, len(cached))
         name = member.request.request_id
         self._work.restores.append(
-            RestoreJob(name, _owner(member), made.pages(), len(cached) * self._page_size, size)
+            RestoreJob(name, owner_of(member), made.pages(), len(cached) * self._page_size, size)
         )
         self._filling[name] = time.monotonic() + self.patience
         return True
@@ -149,7 +138,7 @@ class Mirrors:
         master = self._families.revive(family)
         if master is not None:
             self._work.revived.append(
-                MasterRestore(_owner(member), master.id, master.pages(), master.transcript.rows)
+                MasterRestore(owner_of(member), master.id, master.pages(), master.transcript.rows)
             )
 
     def hear(self, report: MirrorReport) -> None:
@@ -167,68 +156,9 @@ class Mirrors:
             member = self._members.get(name)
             if self._filling.pop(name, None) is not None and member is not None:
                 self.give_up(member)
-        self.capturing.difference_update(report.captured)
+        self.captures.pending.difference_update(report.captured)
         for key in report.released:
             self._families.release_family(key)
-
-    def keep_master(self, member: Member, master: Master) -> None:
-        """Have a master captured at the end of the step in which a member takes from it; pinned until then.
-
-        Not later: an idle master may have to give its pages away long before its members end.
-        """
-        member.history.master = master.id
-        rows = master.transcript.rows
-        if not self.on or not member.storable or self._kept.get(master.id) == rows:
-            return
-        self._kept.pop(master.id, None)
-        self._kept[master.id] = rows
-        if len(self._kept) > _KNOWN:
-            self._kept.popitem(last=False)
-        whole = master.transcript
-        self._work.masters.append(
-            MasterCapture(
-                _owner(member),
-                master.id,
-                marked(whole.tokens(), whole.filling()),
-                master.pages(),
-                positions_of(whole.frame),
-            )
-        )
-
-    def capture(self, request: Request, member: Member, pages: list[int]) -> bool:
-        """Have a member's KV kept; True if vLLM must hold its pages until the worker has reported it.
-
-        Args:
-            pages: its page table.
-        """
-        # The last token that was generated has no KV; after an abort or a preemption fewer tokens have.
-        size = min(request.num_computed_tokens, request.num_tokens - 1)
-        if not self.on or not member.storable or not member.seated or size < self._page_size:
-            return False
-        if len(pages) * self._page_size < size:
-            return False
-        owner, lies = _owner(member), member.lies
-        tokens = np.array(request.all_token_ids[:size], dtype=np.int32)
-        start = lies.points[0].page * self._page_size if lies.points else size
-        used = np.array(pages[: -(-size // self._page_size)], dtype=np.int32)
-        job = CaptureJob(
-            request.request_id,
-            owner,
-            marked(tokens, lies.filling.before(size)),
-            used,
-            positions_of(lies.frame.before(size)),
-            self._taken(member),
-            # Pages that were lost and computed again since are not those the store knows.
-            0 if request.num_preemptions else min(member.cached or 0, size),
-            start if start < size else None,
-        )
-        self._known[owner] = None
-        self._known.move_to_end(owner)
-        if len(self._known) > _KNOWN:
-            self._known.popitem(last=False)
-        self._work.captures.append(job)
-        self.capturing.add(job.request_id)
-        return True
 
     def ended(self, member: Member) -> None:
         """A member ended, in whatever state."""
@@ -262,9 +192,8 @@ class Mirrors:
     def reset(self) -> None:
         """Forget everything that is stored: the model's weights may have changed."""
         if self.on:
-            self._known.clear()
             self._masters.clear()
-            self._kept.clear()
+            self.captures.forget()
             self._work.reset = True
 
     def expire(self) -> None:
@@ -279,10 +208,10 @@ class Mirrors:
 
     def take(self) -> MirrorWork | None:
         """The step's work, if there is any; called once at the end of every scheduling step."""
-        if self._work.is_empty():
-            return None
         work, self._work = self._work, MirrorWork()
-        return work
+        work.masters, self.captures.masters = self.captures.masters, []
+        work.captures, self.captures.jobs = self.captures.jobs, []
+        return None if work.is_empty() else work
 
     def tables(self) -> list[list[KVCacheBlock]]:
         """Pages held for restored members, once each; for `check`."""
@@ -317,12 +246,6 @@ class Mirrors:
         pages.publish(self._need_pool(), member.request.block_hashes, self._page_size)
         history.restored = (len(pages.table) - pages.cached) * self._page_size
 
-    def _taken(self, member: Member) -> Taken:
-        plan = member.plan if member.ready and member.reason is None else None
-        if plan is None or member.history.master is None:
-            return Taken(-1, np.zeros((0, 3), dtype=np.int64))
-        return Taken(member.history.master, spans_of(plan, self._page_size))
-
     def _cached(self, member: Member, size: int) -> list[KVCacheBlock]:
         return self._need_pool().lookup(member.request.block_hashes[: size // self._page_size])
 
@@ -341,17 +264,3 @@ class Mirrors:
     def _need_pool(self) -> PagePool:
         assert self._pool is not None, "vLLM has not bound its block pool"
         return self._pool
-
-
-def spans_of(plan: Plan, page_size: int) -> Spans:
-    """All that a plan takes from the master, copied or shared: (master row, token, length), int64 [n, 3]."""
-    shared = np.column_stack(
-        [plan.shared[:, 1] * page_size, plan.shared[:, 0] * page_size, np.full(len(plan.shared), page_size)]
-    )
-    spans: Spans = np.concatenate([plan.restore, shared]).astype(np.int64).reshape(-1, 3)
-    return spans
-
-
-def _owner(member: Member) -> Owner:
-    salt, session = member.family
-    return Owner(salt, session, member.tag.agent_id)

@@ -193,7 +193,7 @@ class SchedulerSide:
         if not outcome:
             self._gathering.hold()
         elif master is not None:
-            self.mirrors.keep_master(member, master)
+            self.mirrors.captures.keep_master(member, master)
         return True
 
     def seat(self, request: Request) -> None:
@@ -304,7 +304,7 @@ class SchedulerSide:
             self._families.get_or_make(member.family).remember(member.tag.agent_id, member.chain())
             self._families.changed = True
         report = {BODY_KEY: member.report(self._page_size).model_dump(mode="json")}
-        return self.mirrors.capture(request, member, pages), report
+        return self.mirrors.captures.capture(request, member, pages), report
 
     def reset(self) -> bool:
         """Forget all masters that no member needs."""
