@@ -17,6 +17,7 @@ ENGINES = [
     ("engine_small_pool.py", ""),
     ("engine_triton.py", ""),
     ("engine_soak.py", ""),
+    ("engine_soak_stored.py", ""),
     ("engine_mirrors.py", ""),
     ("engine_model.py", "qwen2:64"),
     ("engine_model.py", "qwen3:128"),

@@ -82,6 +82,22 @@ def test_a_master_comes_back_only_where_the_round_goes_on_from_it(monkeypatch: p
     assert {loop.reports[r.request_id]["fallback_reason"] for r in requests} == {None}
 
 
+def test_histories_of_members_that_wait_for_their_round_are_not_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = stored(monkeypatch)
+    made = first_round()
+    play(loop, made)
+    lose(loop)
+    requests = []
+    for i, prompt in enumerate(grown(made, 2)):
+        requests.append(loop.add(prompt, f"a{i}", fidelity="fast", round_size=3))
+        for _ in range(3):  # nothing runs
+            loop.step()
+    loop.run()
+    assert all(loop.reports[r.request_id]["restored_tokens"] >= 192 for r in requests)
+
+
 def test_what_is_still_cached_is_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = stored(monkeypatch)
     made = first_round()

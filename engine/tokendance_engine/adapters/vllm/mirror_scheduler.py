@@ -76,6 +76,7 @@ class Mirrors:
         self._masters: dict[FamilyKey, tuple[int, int]] = {}
         self._answers: dict[str, list[Held | None]] = {}
         self._filling: dict[str, float] = {}
+        self._refused: set[str] = set()
 
     def bind(self, pool: PagePool) -> None:
         """Use vLLM's page pool."""
@@ -112,6 +113,7 @@ class Mirrors:
         if pool.free < need:
             self._families.give_way(need)
         if pool.free < need:
+            self._refused.add(member.request.request_id)
             return False
         pool.hold(cached)
         table = [*cached, *pool.take(size // self._page_size - len(cached))]
@@ -184,9 +186,13 @@ class Mirrors:
         member.history.size = 0
 
     def unblock(self) -> None:
-        """Nothing runs although members wait for room: nobody's history is waited for, or kept from anybody."""
+        """Nothing runs: those who wait for room go without, and those who are back make room.
+
+        Members that only wait for their round are left alone.
+        """
         for member in self._members.values():
-            if not member.seated and not self.waits(member):
+            stuck = member.history.pages is not None or member.request.request_id in self._refused
+            if stuck and not member.seated and not self.waits(member):
                 self.give_up(member)
 
     def reset(self) -> None:
@@ -197,7 +203,8 @@ class Mirrors:
             self._work.reset = True
 
     def expire(self) -> None:
-        """Go on without answers that are overdue; called once a step."""
+        """Go on without answers that are overdue; called once a step, at its end."""
+        self._refused.clear()
         now = time.monotonic()
         overdue = {
             n for waiting in (self._asked, self._filling) for n, until in waiting.items() if until < now

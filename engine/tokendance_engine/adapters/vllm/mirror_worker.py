@@ -48,6 +48,7 @@ class MirrorWorker:
 
     Attributes:
         faults: how often something raised, by what was being done.
+        restored_tokens: tokens brought back since the start.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class MirrorWorker:
         self._report = MirrorReport()
         self._closed = False
         self.faults: dict[str, int] = {}
+        self.restored_tokens = 0
 
     def run(self, work: MirrorWork | None) -> set[int]:
         """One step's work but for its masters, and answers that a tier has given meanwhile; never raises.
@@ -106,6 +108,7 @@ class MirrorWorker:
         return {
             "used_bytes": made.used,
             "budget_bytes": made.budget,
+            "restored_tokens": self.restored_tokens,
             "evicted": made.counts.evicted,
             "expired": made.counts.expired,
             "refused": made.counts.refused,
@@ -172,6 +175,7 @@ class MirrorWorker:
         started = time.perf_counter()
         try:
             self.get_mirror(job)
+            self.restored_tokens += job.end - job.start
             self._report.restored[job.request_id] = (time.perf_counter() - started) * 1e3
         except Exception:
             self._fault("restore")

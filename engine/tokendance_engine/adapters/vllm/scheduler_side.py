@@ -233,12 +233,12 @@ class SchedulerSide:
         self._work.unpin()
         for request_id in self._work.unanswered():
             self.hear(WorkerReport(failed=[request_id]))
-        self.mirrors.expire()
         self._families.give_way(min(self._max_seqs, self._families.pages // 20))
         idle = nothing_ran and meta.is_empty() and not self._work.is_waiting()
         idle = idle and not self.mirrors.is_waiting()
         if idle:
             self._unblock()
+        self.mirrors.expire()
         self._gathering.rest(idle)
         if self._families.changed:
             self._families.changed = False
