@@ -27,6 +27,7 @@ PAGE = 32
 SYSTEMS: dict[str, tuple[dict[str, Any] | None, bool]] = {
     "vllm": (None, False),
     "tokendance balanced": ({"fidelity": "balanced"}, False),
+    "stored fast": ({"fidelity": "fast"}, True),
     "stored balanced": ({"fidelity": "balanced"}, True),
     "stored exact": ({"fidelity": "exact"}, True),
 }
