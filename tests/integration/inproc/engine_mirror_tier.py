@@ -33,9 +33,7 @@ def test_histories_outlive_the_engine(rounds: Rounds, fidelity: str) -> None:
     if os.environ.get("TOKENDANCE_TIER_DAMAGED"):
         for file in (FOLDER / "kv").rglob("*"):
             if file.is_file():
-                blob = bytearray(file.read_bytes())
-                blob[len(blob) // 2] ^= 0xFF
-                file.write_bytes(blob)
+                file.write_bytes(file.read_bytes()[:-100])
     rounds.rng = type(rounds.rng)(type(rounds.rng.bit_generator)(7))
     prompts = rounds.members(histories=(100, 131, 160))
     got = rounds.play(prompts, f"{fidelity}:1", fidelity=fidelity)
