@@ -100,7 +100,7 @@ class Engine:
         )
         family = self.families.get(member.family)
         if family is not None and agent in family.chains:
-            member.lie(family.chains[agent].usable(tokens, PAGE))
+            member.begin(family.chains[agent].usable(tokens, PAGE))
         member.cached = self.cached(member) if cached is None else cached
         return member
 

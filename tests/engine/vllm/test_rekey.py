@@ -162,6 +162,8 @@ STEPS = Frame(((4, 10), (9, 20)))
         ((1,), 9, ((4, 10),)),
         ((1,), 10, ((4, 10), (9, 20))),
         ((1,), 7, ()),
+        ((1, 2), 10, ((4, 10),)),  # page 2 is not usable whole, so its salt is gone, and its step with it
+        ((1, 2), 12, ((4, 10), (9, 20))),
     ],
 )
 def test_positions_are_shifted_only_where_keys_are_salted_and_text_is_common(

@@ -104,6 +104,25 @@ def test_plain_requests_beside_a_round_stay_plain(loop: Loop) -> None:
     assert first.num_prompt_tokens == len(cut(other)[0])
 
 
+def test_a_plain_request_may_compute_a_members_prompt_between_its_plan_and_its_preparation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without fillers the member's tokens are the plain prompt's, but not their positions."""
+    loop = Loop(monkeypatch, max_round_tokens=64)  # the master takes several steps
+    made = prompts()
+    members = [loop.add(p, f"a{i}", fidelity="fast", round_size=3) for i, p in enumerate(made)]
+    loop.add(made[0], "plain", tagged=False)
+    loop.step()
+    assert loop.member(members[0]).lies.frame.steps
+    assert not loop.member(members[0]).lies.filling.inserts
+    assert loop.member(members[0]).preparation is None
+    again = loop.add(made[0], "again", tagged=False)
+    loop.run()
+    assert again.num_output_tokens == 4
+    report = loop.reports[members[0].request_id]
+    assert (report["fallback_reason"], report["skipped_positions"]) == ("prefix_cached", 0)
+
+
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4])
 def test_a_member_that_leaves_at_any_moment_leaves_nothing_behind(loop: Loop, steps: int) -> None:
     made = prompts()

@@ -68,6 +68,48 @@ class Watch:
         self._seen = alive
 
 
+class Truth:
+    """What plain vLLM writes into the pages of some prompts. Whoever writes them, exact keys must lead to nothing else.
+
+    A wrong page may change no answer for thousands of steps, so pages are compared, not only answers.
+    """
+
+    def __init__(self, rounds: Rounds, prompts: list[Prompt]) -> None:
+        self._rounds = rounds
+        self._pages: list[tuple[str, Any, list[torch.Tensor]]] = []
+        self.compared = 0
+        keys: dict[str, list[Any]] = {}
+        side = rounds.scheduler
+        watched, by_tokens = side.on_new_request, {tuple(p.tokens): p.agent for p in prompts}
+
+        def watch(request: Any) -> None:
+            watched(request)
+            keys[by_tokens[tuple(request.prompt_token_ids)]] = list(request.block_hashes)
+
+        rounds.forget()
+        side.on_new_request = watch
+        try:
+            rounds.round(prompts)
+        finally:
+            del side.on_new_request
+        for agent, chain in keys.items():
+            for number, key in enumerate(chain):
+                [block] = side.pool.lookup([key])
+                self._pages.append((f"page {number} of {agent}", key, self._read(block)))
+        rounds.forget()
+        rounds.scribble()
+
+    def look(self) -> None:
+        for name, key, right in self._pages:
+            for block in self._rounds.scheduler.pool.lookup([key]):
+                for now, wanted in zip(self._read(block), right, strict=True):
+                    assert torch.allclose(now, wanted, rtol=1e-2, atol=2e-3), f"{name} is wrong"
+                self.compared += 1
+
+    def _read(self, block: Any) -> list[torch.Tensor]:
+        return [cache[block.block_id].clone() for cache in self._rounds.worker._caches.values()]
+
+
 def _grown(
     rounds: Rounds, prompt: Prompt, answer: list[int], blocks: list[list[int]], end: list[int]
 ) -> Prompt:
@@ -103,7 +145,7 @@ def test_every_exact_answer_is_right_whatever_happens_around_it(rounds: Rounds, 
     names_of: dict[str, str] = {}
     pending: dict[str, Prompt] = {}
     shared = 0
-    watch = Watch(rounds)
+    watch, right = Watch(rounds), Truth(rounds, prompts)
     step, limit = 0, int(os.environ.get("TOKENDANCE_SOAK", "320"))
 
     def add(prompt: Prompt, kind: str, fields: dict[str, Any] | None) -> None:
@@ -159,6 +201,7 @@ def test_every_exact_answer_is_right_whatever_happens_around_it(rounds: Rounds, 
                     step += 1
                     rounds.scheduler.check()
                     watch.look()
+                    right.look()
             for name in [n for n in pending if n in steps.outputs and steps.outputs[n].finished]:
                 prompt = pending.pop(name)
                 asked[prompt.agent], names_of[prompt.agent] = prompt, name
@@ -175,6 +218,7 @@ def test_every_exact_answer_is_right_whatever_happens_around_it(rounds: Rounds, 
     assert any(came), "nothing was restored: the test shows nothing"
     SHARED.append(shared)
     assert watch.compared > 100
+    assert right.compared > 100
     for report in reports:
         parts = ("cached_tokens", "reused_tokens", "recomputed_tokens", "fresh_tokens")
         assert sum(report[p] for p in parts) == report["prompt_tokens"] + report["filler_tokens"]

@@ -40,6 +40,7 @@ class Member:
         group: the group it gathers in; None once planned or settled.
         cached: what vLLM's prefix cache held when last asked; None before the first time, fixed once planned.
         lies: its fillers, positions and key salts (from earlier rounds, then its own).
+        earlier: those of earlier rounds alone: how what is cached of it lies.
         own_point: the last of the salts, if it is this round's.
         found: segments the master holds, after the group was planned.
         master: pinned until the member's work is bound.
@@ -68,6 +69,7 @@ class Member:
     group: Group | None = None
     cached: int | None = None
     lies: Disposition = field(default_factory=Disposition)
+    earlier: Disposition = field(default_factory=Disposition)
     own_point: Point | None = None
     found: list[Reused] | None = None
     master: Master | None = None
@@ -96,6 +98,12 @@ class Member:
         """Whether its KV may be kept for the agent's next round, and brought back."""
         unsupported = (FallbackReason.UNSUPPORTED_MODEL, FallbackReason.UNSUPPORTED_REQUEST)
         return self.tag.named and self.reason not in unsupported
+
+    def begin(self, earlier: Disposition) -> None:
+        """Lay the prompt out as earlier rounds did, before vLLM has looked it up."""
+        self.earlier = earlier
+        self.lie(earlier)
+        self.relaid = False
 
     def lie(self, disposition: Disposition) -> None:
         """Lay the prompt out with other fillers, positions or salts; only before vLLM has seated it."""

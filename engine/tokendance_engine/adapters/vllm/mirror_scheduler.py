@@ -239,8 +239,7 @@ class Mirrors:
         if member.reason is None and not known:
             lies = chain_of(held, self._page_size).usable(member.user_prompt, self._page_size)
             if self._placement.fits(member, lies):
-                member.lie(lies)
-                member.relaid = False  # vLLM looks it up anew in the next step
+                member.begin(lies)  # vLLM looks it up anew in the next step
         size = in_common(member, held, self._page_size)
         member.history.size, member.history.lies = size, member.lies.before(size, self._page_size)
 

@@ -144,7 +144,7 @@ class Placement:
         return Aligner(self.page_size, self.max_positions if forced else self.settings.max_skipped_positions)
 
     def _cached_part(self, member: Member) -> Disposition:
-        return member.lies.before(member.cached or 0, self.page_size)
+        return member.earlier.before(member.cached or 0, self.page_size)
 
     def _match(self, member: Member, lies: Disposition, transcript: Transcript) -> list[Reused]:
         prompt = fill(member.user_prompt, lies.filling, self.filler)

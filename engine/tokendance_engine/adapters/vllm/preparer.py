@@ -58,9 +58,11 @@ class Preparer:
         """Hand a member's pages out; False if there is no room for it yet, or why it reuses nothing after all."""
         assert member.master is not None
         transcript = member.master.transcript
-        now = self.cached(member)
-        if now != member.cached:
-            member.cached = now
+        if self.cached(member) != member.cached:
+            # Others computed or lost some of it since. Where this round has put no fillers, its tokens are those of
+            # exact pages but its positions are not, so what is cached counts only as it lay before this round.
+            member.lie(member.earlier)
+            member.cached = self.cached(member)
             self.placement.lay_out(member, transcript)
         plan = self.placement.plan(member, transcript)
         if plan.reused + plan.selected < self.least:

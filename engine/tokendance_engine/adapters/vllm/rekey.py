@@ -92,8 +92,11 @@ class Chain:
         filling = self.disposition.filling.usable(common)
         end = common + filling.count
         points = tuple(p for p in self.disposition.points if (p.page + 1) * page_size <= end)
+        # A round's steps go with its salt: without it, pages of another layout would have the same keys.
         salted = points[0].page * page_size if points else end
-        steps = tuple(s for s in self.disposition.frame.steps if salted <= s[0] < end)
+        left = self.disposition.points[len(points) :]
+        unsalted = min(left[0].page * page_size, end) if left else end
+        steps = tuple(s for s in self.disposition.frame.steps if salted <= s[0] < unsalted)
         return Disposition(filling, Frame(steps), points)
 
 

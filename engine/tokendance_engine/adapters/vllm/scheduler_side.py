@@ -116,8 +116,7 @@ class SchedulerSide:
         if member.reason is None and family is not None and agent in family.chains:
             lies = family.chains[agent].usable(member.user_prompt, self._page_size)
             if self._placement.fits(member, lies):
-                member.lie(lies)
-                member.relaid = False  # vLLM has not looked it up yet
+                member.begin(lies)
         self.mirrors.arrived(member)
 
     def hold(self, request: Request, cached: int) -> bool:
@@ -317,6 +316,7 @@ class SchedulerSide:
         pins = [*self._work.read, *(m.master for m in self._members.values() if m.master is not None)]
         assert all(pins.count(master) == master.users for master in pins)
         prepared = [m.preparation.table for m in self._members.values() if m.preparation is not None]
+        assert all(m.lies.is_apart(self._page_size) for m in self._members.values() if m.seated)
         assert self._manager is not None
         masters = [m.blocks for m in self._families.masters()]
         check_references(self._manager, [*prepared, *self.mirrors.tables(), *masters])
@@ -328,7 +328,7 @@ class SchedulerSide:
         if not member.seated:
             member.plan, member.ready = None, False
             member.key_apart(None)
-            member.lie(member.lies.before(member.cached or 0, self._page_size))
+            member.lie(member.earlier.before(member.cached or 0, self._page_size))
             self._release(member)
         self._unpin(member)
 
