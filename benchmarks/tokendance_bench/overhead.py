@@ -13,6 +13,8 @@ import asyncio
 import importlib.metadata
 import importlib.util
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +31,14 @@ from tokendance_bench.overhead_ways import Kind, Play, Recorder, Way, bare, ways
 from tokendance_bench.results import print_rows, write_results
 
 PACKAGES = ("openai", "langgraph", "autogen-agentchat", "ag2")
+# Beside what the SDK's modules import themselves.
+IMPORTS = (
+    "import tokendance_sdk",
+    "import pydantic",
+    "from tokendance_sdk import RoundPrompt, RoundReport",
+    "import openai",
+    "from tokendance_sdk import TokenDance",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "one_bare_request_cpu_ms_per_agent": line.least,
         "most_added_cpu_ms_per_agent_and_round": max(each["added_ms"] for each in rows),
         "header_bytes": headers,
+        "import_cpu_ms": {what: import_ms(what) for what in IMPORTS},
     }
     if importlib.util.find_spec("langgraph.checkpoint.sqlite"):
         from tokendance_bench.checkpoint_size import checkpoint_headline
@@ -123,6 +134,16 @@ def measure(plays: Mapping[str, Play], at: Setting, repeats: int) -> dict[str, S
         )
         for kind, each in taken.items()
     }
+
+
+def import_ms(statement: str) -> float:
+    """CPU of one import in a fresh interpreter, ms, the least of three; without the interpreter's start."""
+    code = f"import time; start = time.process_time(); {statement}; print(time.process_time() - start)"
+    took = (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        for _ in range(3)
+    )
+    return round(min(float(done.stdout) for done in took) * 1e3, 1)
 
 
 def _version(name: str) -> str | None:

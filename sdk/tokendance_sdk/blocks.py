@@ -40,7 +40,7 @@ def strip_separators(wire: str) -> str:
     return "".join(unescape(segment) for segment in wire.split(SEPARATOR))
 
 
-@lru_cache(maxsize=1024)  # every agent of a round asks for the same ids
+@lru_cache(maxsize=256)  # every agent of a round asks for the same ids; whole texts are held, so few
 def _id(text: str) -> str:
     return "b:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections import Counter
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,6 +11,7 @@ from vllm_server import SERVED_NAME, Server
 pytest.importorskip("langgraph")
 pytest.importorskip("langchain_openai")
 
+from example_graphs import load
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
@@ -24,18 +21,6 @@ from tokendance_sdk.protocol import SEPARATOR
 from tokendance_sdk.results import RoundResult
 
 pytestmark = pytest.mark.server
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where LangGraph looks up the names in the state's annotations
-    spec.loader.exec_module(module)
-    return module
 
 
 def model(server: Server, **options: Any) -> ChatOpenAI:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,25 +11,15 @@ import pytest
 pytest.importorskip("langgraph")
 pytest.importorskip("langchain_openai")
 
+from example_graphs import EXAMPLES, load
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 from scripted_server import CHAT_PATH, Scripted, serving
 from tokendance_sdk.integrations.langgraph import RoundBroadcaster
 from tokendance_sdk.protocol import ROUNDS_PATH
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 PATTERNS = ("debate", "mapreduce", "supervisor")
 ROUNDS = {"debate": [4, 4, 4], "mapreduce": [4, 4, 1], "supervisor": [1, 3, 1, 3, 1]}
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where LangGraph looks up the names in the state's annotations
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
