@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
@@ -17,7 +17,12 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 LEAST = 32
 """Shortest text worth a block (characters): shorter ones are computed faster than they are looked up."""
 
+SPLITS, LONG = 8, 1024
+"""So many contents of at least so many characters have their pieces kept, a session."""
+
 Span = tuple[int, int]
+Piece = tuple[str, bool]
+"""Text, and whether it is known."""
 
 
 class KnownTexts:
@@ -26,6 +31,9 @@ class KnownTexts:
     Attributes:
         least: characters a text must have to be remembered.
         most: characters that all texts may have together.
+        changes: how often a text came or went.
+        splits: contents seen last: `changes` of all memories then, and the pieces. Agents of a round often see the same
+            text, and looking a long one up takes a millisecond.
     """
 
     def __init__(self, least: int = LEAST, most: int = 1 << 20) -> None:
@@ -33,6 +41,8 @@ class KnownTexts:
             raise ValueError(f"got least={least}; allowed: 2 characters or more")
         self.least = least
         self.most = most
+        self.changes = 0
+        self.splits: OrderedDict[str, tuple[tuple[int, ...], Sequence[Piece]]] = OrderedDict()
         # A text is filed under its beginning, `least` characters; and of each window of a beginning, the shifts at
         # which it occurs in any are noted. A prompt is then looked up at every `stride`-th place only: one of those
         # places falls on a window of the beginning, wherever a text begins.
@@ -44,7 +54,7 @@ class KnownTexts:
         self._version = 0
         self._simple: dict[str, tuple[int, bool]] = {}
         self._size = 0
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -56,7 +66,7 @@ class KnownTexts:
         """Remember `text`, and what it is without white space at its ends, where prompts often hold that."""
         for variant in dict.fromkeys((text, text.strip())):
             if self.least <= len(variant) <= self.most:
-                with self._lock:
+                with self.lock:
                     self._add(variant)
 
     def candidates(self, content: str) -> set[Span]:
@@ -66,7 +76,7 @@ class KnownTexts:
             return seen
         windows, width, stride = self._windows, self._width, self._stride
         at, ends = 0, len(content) - width + 1
-        with self._lock:
+        with self.lock:
             while True:
                 place = next((n for n in range(at, ends, stride) if content[n : n + width] in windows), None)
                 if place is None:
@@ -104,6 +114,7 @@ class KnownTexts:
             self._texts.move_to_end(text)
             return
         self._texts[text] = None
+        self.changes += 1
         self._size += len(text)
         alike = self._beginnings.setdefault(text[: self.least], [])
         alike.append(text)
@@ -116,6 +127,7 @@ class KnownTexts:
 
     def _drop(self, text: str) -> None:
         del self._texts[text]
+        self.changes += 1
         self._simple.pop(text, None)
         self._size -= len(text)
         alike = self._beginnings[text[: self.least]]
@@ -136,16 +148,33 @@ def _cuts_a_word(content: str, start: int, end: int) -> bool:
     )
 
 
-def split(content: str, memories: Iterable[KnownTexts]) -> list[tuple[str, bool]]:
-    """`content` in pieces (text, is known): the longest known texts win, pieces never overlap."""
-    found = set().union(*(memory.candidates(content) for memory in memories))
+def split(content: str, memories: Sequence[KnownTexts]) -> Sequence[Piece]:
+    """`content` in pieces: the longest known texts win, pieces never overlap."""
+    if not memories:
+        return [(content, False)] if content else []
+    seen, changes = memories[0].splits, tuple(memory.changes for memory in memories)
+    last = seen.get(content)
+    if last is not None and last[0] == changes:
+        return last[1]
+    pieces = _pieces(content, set().union(*(memory.candidates(content) for memory in memories)))
+    if len(content) < LONG:
+        return pieces
+    with memories[0].lock:
+        seen[content] = changes, pieces
+        seen.move_to_end(content)
+        while len(seen) > SPLITS:
+            seen.popitem(last=False)
+    return pieces
+
+
+def _pieces(content: str, found: set[Span]) -> list[Piece]:
     taken: list[Span] = []
     for span in sorted(found, key=lambda span: (span[0] - span[1], span[0])):
         place = bisect_left(taken, span)
         before = place == 0 or taken[place - 1][1] <= span[0]
         if before and (place == len(taken) or span[1] <= taken[place][0]):
             insort(taken, span)
-    pieces: list[tuple[str, bool]] = []
+    pieces: list[Piece] = []
     end = 0
     for start, stop in [*taken, (len(content), len(content))]:
         if start > end:

@@ -13,7 +13,7 @@ pytest.importorskip("langgraph")
 
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from tokendance_sdk.integrations.langgraph import shared
-from tokendance_sdk.integrations.langgraph.memory import MARKED, KnownTexts, Sessions, split, texts_in
+from tokendance_sdk.integrations.langgraph.memory import LONG, MARKED, KnownTexts, Sessions, split, texts_in
 
 TEXTS = st.text(alphabet="ab ", min_size=0, max_size=24)
 
@@ -180,3 +180,26 @@ def test_a_state_that_holds_itself_is_no_problem() -> None:
     state: dict[str, object] = {"text": "said"}
     state["self"] = state
     assert "said" in set(texts_in(state))
+
+
+def test_what_was_split_is_split_anew_when_texts_come_or_go() -> None:
+    first, second = "The cafe by the river is closed today.", "Nobody told the baker about the party."
+    content = f"{first}\n{second}\nWhat now?".ljust(LONG)
+    texts = known(first)
+    assert [text for text, is_known in split(content, [texts]) if is_known] == [first]
+    texts.add(second)
+    assert [text for text, is_known in split(content, [texts]) if is_known] == [first, second]
+    others = known("x" * 40)
+    assert [text for text, is_known in split(content, [others, texts]) if is_known] == [first, second]
+    small = KnownTexts(32, most=100)
+    small.add(first)
+    assert [text for text, is_known in split(content, [small]) if is_known] == [first]
+    small.add("y" * 90)  # no room for both
+    assert [text for text, is_known in split(content, [small]) if is_known] == []
+
+
+def test_few_splits_are_kept() -> None:
+    texts = known("The cafe by the river is closed today.")
+    for number in range(50):
+        split(f"{number}".ljust(LONG), [texts])
+    assert 0 < len(texts.splits) <= 8
