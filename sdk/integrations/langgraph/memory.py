@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
@@ -20,6 +20,7 @@ LEAST = 32
 SPLITS, LONG = 8, 1024
 """So many contents of at least so many characters have their pieces kept, a session."""
 
+T = TypeVar("T")
 Span = tuple[int, int]
 Piece = tuple[str, bool]
 """Text, and whether it is known."""
@@ -32,8 +33,8 @@ class KnownTexts:
         least: characters a text must have to be remembered.
         most: characters that all texts may have together.
         changes: how often a text came or went.
-        splits: contents seen last: `changes` of all memories then, and the pieces. Agents of a round often see the same
-            text, and looking a long one up takes a millisecond.
+        splits: contents seen last: `changes` of all memories then, and what was made of the pieces. Agents of a round
+            often see the same text, and looking a long one up takes a millisecond.
     """
 
     def __init__(self, least: int = LEAST, most: int = 1 << 20) -> None:
@@ -42,7 +43,7 @@ class KnownTexts:
         self.least = least
         self.most = most
         self.changes = 0
-        self.splits: OrderedDict[str, tuple[tuple[int, ...], Sequence[Piece]]] = OrderedDict()
+        self.splits: OrderedDict[str, tuple[tuple[int, ...], Any]] = OrderedDict()
         # A text is filed under its beginning, `least` characters; and of each window of a beginning, the shifts at
         # which it occurs in any are noted. A prompt is then looked up at every `stride`-th place only: one of those
         # places falls on a window of the beginning, wherever a text begins.
@@ -148,23 +149,27 @@ def _cuts_a_word(content: str, start: int, end: int) -> bool:
     )
 
 
-def split(content: str, memories: Sequence[KnownTexts]) -> Sequence[Piece]:
+def split(content: str, memories: Sequence[KnownTexts]) -> list[Piece]:
     """`content` in pieces: the longest known texts win, pieces never overlap."""
-    if not memories:
-        return [(content, False)] if content else []
+    found: set[Span] = set().union(*(memory.candidates(content) for memory in memories))
+    return _pieces(content, found)
+
+
+def split_once(content: str, memories: Sequence[KnownTexts], made: Callable[[list[Piece]], T]) -> T:
+    """`made(split(content, memories))`, kept for the next agent that sees the text. Never change the result."""
+    if len(content) < LONG or not memories:
+        return made(split(content, memories))
     seen, changes = memories[0].splits, tuple(memory.changes for memory in memories)
     last = seen.get(content)
     if last is not None and last[0] == changes:
-        return last[1]
-    pieces = _pieces(content, set().union(*(memory.candidates(content) for memory in memories)))
-    if len(content) < LONG:
-        return pieces
+        return cast("T", last[1])
+    result = made(split(content, memories))
     with memories[0].lock:
-        seen[content] = changes, pieces
+        seen[content] = changes, result
         seen.move_to_end(content)
         while len(seen) > SPLITS:
             seen.popitem(last=False)
-    return pieces
+    return result
 
 
 def _pieces(content: str, found: set[Span]) -> list[Piece]:

@@ -19,7 +19,7 @@ from langchain_core.output_parsers.openai_tools import make_invalid_tool_call, p
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from tokendance_sdk.blocks import Block, escape
 from tokendance_sdk.content import escape_messages
-from tokendance_sdk.integrations.langgraph.memory import KnownTexts, split
+from tokendance_sdk.integrations.langgraph.memory import KnownTexts, Piece, split_once
 from tokendance_sdk.protocol import BODY_KEY
 from tokendance_sdk.results import AgentResult
 
@@ -60,17 +60,22 @@ def _content(content: Any, known: Sequence[KnownTexts], blocks: dict[str, str]) 
 
 
 def _parts(text: str, known: Sequence[KnownTexts], blocks: dict[str, str]) -> list[dict[str, Any]]:
-    parts = []
-    for piece, is_known in split(text, known):
+    parts, found = split_once(text, known, _parts_of)
+    blocks.update(found)
+    return list(parts)
+
+
+def _parts_of(pieces: Sequence[Piece]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    parts, blocks = [], {}
+    for piece, is_known in pieces:
         if is_known:
             block = Block(piece)
             ref = block.id
-            if ref not in blocks:
-                blocks[ref] = block.wire
+            blocks[ref] = block.wire
             parts.append({"type": "block", "ref": ref})
         else:
             parts.append({"type": "text", "text": escape(piece)})
-    return parts
+    return parts, blocks
 
 
 def chat_result(result: AgentResult, model: str, round_id: str) -> ChatResult:

@@ -13,7 +13,15 @@ pytest.importorskip("langgraph")
 
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from tokendance_sdk.integrations.langgraph import shared
-from tokendance_sdk.integrations.langgraph.memory import LONG, MARKED, KnownTexts, Sessions, split, texts_in
+from tokendance_sdk.integrations.langgraph.memory import (
+    LONG,
+    MARKED,
+    KnownTexts,
+    Sessions,
+    split,
+    split_once,
+    texts_in,
+)
 
 TEXTS = st.text(alphabet="ab ", min_size=0, max_size=24)
 
@@ -182,24 +190,28 @@ def test_a_state_that_holds_itself_is_no_problem() -> None:
     assert "said" in set(texts_in(state))
 
 
+def known_in(content: str, memories: list[KnownTexts]) -> list[str]:
+    return split_once(content, memories, lambda pieces: [text for text, is_known in pieces if is_known])
+
+
 def test_what_was_split_is_split_anew_when_texts_come_or_go() -> None:
     first, second = "The cafe by the river is closed today.", "Nobody told the baker about the party."
     content = f"{first}\n{second}\nWhat now?".ljust(LONG)
     texts = known(first)
-    assert [text for text, is_known in split(content, [texts]) if is_known] == [first]
+    assert known_in(content, [texts]) == [first]
     texts.add(second)
-    assert [text for text, is_known in split(content, [texts]) if is_known] == [first, second]
+    assert known_in(content, [texts]) == [first, second]
     others = known("x" * 40)
-    assert [text for text, is_known in split(content, [others, texts]) if is_known] == [first, second]
+    assert known_in(content, [others, texts]) == [first, second]
     small = KnownTexts(32, most=100)
     small.add(first)
-    assert [text for text, is_known in split(content, [small]) if is_known] == [first]
+    assert known_in(content, [small]) == [first]
     small.add("y" * 90)  # no room for both
-    assert [text for text, is_known in split(content, [small]) if is_known] == []
+    assert known_in(content, [small]) == []
 
 
 def test_few_splits_are_kept() -> None:
     texts = known("The cafe by the river is closed today.")
     for number in range(50):
-        split(f"{number}".ljust(LONG), [texts])
+        known_in(f"{number}".ljust(LONG), [texts])
     assert 0 < len(texts.splits) <= 8
