@@ -70,7 +70,7 @@ class EngineConfig:
     )
     fast_tokens: int = _setting(0, "Tokens recomputed at the start of each shared segment, fidelity 'fast'.")
     tail_tokens: int = _setting(
-        64, "Tokens at the end of the last shared segment that are always computed fresh."
+        0, "Tokens at the end of the last shared segment that are always computed fresh."
     )
     min_reused_tokens: int = _setting(64, "A member that would reuse fewer tokens takes vLLM's own path.")
     master_share: float = _setting(0.5, "Largest share of vLLM's KV pages that masters may hold.", 0, 1)
