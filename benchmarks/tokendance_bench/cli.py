@@ -1,4 +1,4 @@
-"""`tokendance bench NAME`: one command for every benchmark."""
+"""`tokendance bench`: the list of benchmarks, one of them, all of them, or a report of what they wrote."""
 
 from __future__ import annotations
 
@@ -6,25 +6,55 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-NAMES = {
-    "prefill": "time to prefill one round, histories cached, against plain vLLM",
-    "capacity": "agents running at once in a fixed KV space, live pages of a round",
-    "histories": "rounds whose histories vLLM's prefix cache cannot keep, computed again or brought back",
-    "overhead": "CPU of the SDK per agent and round, bytes on the wire and in checkpoints; no vLLM",
-    "fidelity": "KL and top-1 to full prefill over recorded answers; drift over rounds",
-    "judge": "how often a judge chooses otherwise among shuffled candidates when their KV is reused",
+from rich.console import Console
+from rich.table import Table
+
+from tokendance_bench.registry import available
+
+COMMANDS = {
+    "all": "Every benchmark after another; goes on after a failure, and writes the report.",
+    "report": "One HTML page with figures from the results below a folder.",
+    "synthetic": "Write a workload of any size: agents, history, blocks, shared share, order.",
 }
+NAMES = {**{name: each.question for name, each in available().items()}, **COMMANDS}
+"""What may stand after `tokendance bench`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark that the first argument names with the rest of the arguments."""
+    """Run what the first argument names with the rest of the arguments; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in ("-h", "--help") or arguments[0] not in NAMES:
-        for name, question in NAMES.items():
-            print(f"  {name:<10} {question}")
-        print("\nexample: tokendance bench prefill --agents 5 --quick")
-        if arguments and arguments[0] not in ("-h", "--help"):
-            print(f"\nunknown benchmark {arguments[0]!r}; allowed: {', '.join(NAMES)}", file=sys.stderr)
-            return 2
+    if not arguments or arguments[0] in ("-h", "--help"):
+        _list()
         return 0
-    return int(importlib.import_module(f"tokendance_bench.{arguments[0]}").main(arguments[1:]))
+    name, rest = arguments[0], arguments[1:]
+    if name not in NAMES:
+        print(f"unknown benchmark {name!r}; allowed: {', '.join(NAMES)}", file=sys.stderr)
+        return 2
+    path = f"tokendance_bench.run_{name}" if name in COMMANDS else available()[name].path
+    try:
+        return int(importlib.import_module(path).main(rest))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _list() -> None:
+    table = Table("benchmark", "question it answers", "paper's figure", box=None, pad_edge=False)
+    for each in available().values():
+        table.add_row(each.name, each.question, each.figure)
+    for name, what in COMMANDS.items():
+        table.add_row(name, what, "", style="dim")
+    console = Console()
+    console.print(table)
+    console.print(
+        "\nexamples:\n"
+        "  tokendance bench prefill --agents 5 --quick\n"
+        "  tokendance bench all --quick --out bench-results\n"
+        "  tokendance bench report bench-results\n"
+        "options of one: tokendance bench NAME --help",
+        markup=False,
+        highlight=False,
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

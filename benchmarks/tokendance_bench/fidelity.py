@@ -13,10 +13,10 @@ from typing import Any
 from tokendance_sdk.prompt import RoundPrompt
 from tokendance_sdk.workload import Workload
 
-from tokendance_bench.environment import environment
+from tokendance_bench import stats
 from tokendance_bench.inproc import Engine, Outcome, Prompt, divergence
-from tokendance_bench.options import model_of, parser, workload_of
-from tokendance_bench.results import print_rows, write_results
+from tokendance_bench.options import about, model_of, of_workload, parser, workload_of
+from tokendance_bench.run import Run
 
 SYSTEMS: dict[str, dict[str, Any]] = {
     "balanced": {"fidelity": "balanced"},
@@ -27,9 +27,13 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 """What is compared with full prefill; pages are shared where members can be aligned, unless `copy` is asked for."""
 
 
+FLOOR = "full prefill, other order"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; see `--help`."""
-    options = parser("fidelity", __doc__ or "", "ga-village10-newcomers", 5)
+    examples = ("--systems balanced fast --skip drift", "--drift-workloads ga-ville3-valentine --skip single")
+    options = parser("fidelity", __doc__ or "", "ga-village10-newcomers", 5, examples)
     options.add_argument("--round", type=int, default=4, help="the recorded round that is asked for")
     options.add_argument("--answer-tokens", type=int, default=32, help="forced answer tokens")
     options.add_argument(
@@ -53,54 +57,56 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options.add_argument("--skip", choices=("single", "drift"), help="leave one half out")
     args = options.parse_args(argv)
+    if args.quick:
+        args.systems = [name for name in args.systems if not name.endswith("copy")] or args.systems
+        args.drift_rounds = min(args.drift_rounds, 4)
     engine = Engine(model_of(args), kv_gib=args.kv_gib, dtype=args.dtype, max_model_len=8192)
-    rows: list[dict[str, Any]] = []
-    headline: dict[str, Any] = {}
+    environment, steps = about(args), 0
+    named: dict[str, Any] = {}
+
+    def headline(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return {**named, **of_single(rows), **of_drift(rows)}
+
     if args.skip != "single":
-        workload = workload_of(args, engine, args.round + 1)
-        headline |= {"workload": workload.name, "cut": workload.cut.describe() if workload.cut else "uncut"}
-        headline |= single(engine, workload, args.round, args.systems, args.answer_tokens, rows)
+        steps += 1 + len(args.systems)
     if args.skip != "drift":
-        args.agents, args.block_tokens = args.drift_agents, args.drift_block_tokens
-        args.history_tokens = args.drift_history_tokens
-        for name in args.drift_workloads:
-            args.workload = name
-            workload = workload_of(args, engine, args.drift_rounds + 1)
-            headline |= drift(engine, workload, args.systems, args.answer_tokens, rows, args.drift_uneven)
-            write_results(args.out, headline, rows, environment(model=model_of(args), dtype=args.dtype))
-    path = write_results(args.out, headline, rows, environment(model=model_of(args), dtype=args.dtype))
-    print_rows("headline", [headline])
-    print(f"written to {path}")
+        steps += len(args.drift_workloads) * len(args.systems) * args.drift_rounds
+    with Run("fidelity", args.out, headline, environment, steps) as run:
+        if args.skip != "single":
+            workload = workload_of(args, engine, args.round + 1)
+            named |= of_workload(workload)
+            single(engine, workload, args.round, args.systems, args.answer_tokens, run)
+        if args.skip != "drift":
+            args.agents, args.block_tokens = args.drift_agents, args.drift_block_tokens
+            args.history_tokens = args.drift_history_tokens
+            for name in args.drift_workloads:
+                args.workload = name
+                workload = workload_of(args, engine, args.drift_rounds + 1)
+                drift(engine, workload, args.systems, args.answer_tokens, run, args.drift_uneven)
     return 0
 
 
 def single(
-    engine: Engine,
-    workload: Workload,
-    number: int,
-    systems: Sequence[str],
-    answer_tokens: int,
-    rows: list[dict[str, Any]],
-) -> dict[str, float]:
-    """One round: every system against plain vLLM."""
+    engine: Engine, workload: Workload, number: int, systems: Sequence[str], answer_tokens: int, run: Run
+) -> None:
+    """One round: every system against plain vLLM, and plain vLLM against itself (the noise floor)."""
+    run.doing(f"round {number}, full prefill")
     prompts = [engine.prompt(workload.prompt(agent, number)) for agent in workload.agents]
     answers = [engine.encode(workload.rounds[number].outputs[a.id])[:answer_tokens] for a in workload.agents]
     engine.forget()
     engine.cache_histories(prompts)
     exact = engine.round(prompts, None, answers)
     engine.forget()
+    run.doing(f"round {number}, noise floor")
     again = engine.round(prompts[::-1], None, answers[::-1])
-    headline = {"kl_noise_floor": round(divergence(exact.logprobs, again.logprobs[::-1])[0], 6)}
+    again.logprobs.reverse()
+    run.add(_row(workload.name, number, FLOOR, "single", exact, again))
     for system in systems:
+        run.doing(f"round {number}, {system}")
         engine.forget()
         engine.cache_histories(prompts)
         outcome = engine.round(prompts, {"round_id": f"bench:{number}", **SYSTEMS[system]}, answers)
-        row = _row(workload.name, number, system, exact, outcome)
-        rows.append(row)
-        print_rows(f"round {number}, {system}", [row])
-        key = system.replace(" ", "_")
-        headline |= {f"kl_{key}": row["kl"], f"top1_{key}": row["top1"]}
-    return headline
+        run.add(_row(workload.name, number, system, "single", exact, outcome))
 
 
 def drift(
@@ -108,36 +114,57 @@ def drift(
     workload: Workload,
     systems: Sequence[str],
     answer_tokens: int,
-    rows: list[dict[str, Any]],
+    run: Run,
     uneven: int = 0,
-) -> dict[str, Any]:
-    """Contexts that keep every round, approximate history under each next round; KL per round.
-
-    Returns:
-        Per system the mean, the worst round, and the last three rounds over the first three.
-    """
+) -> None:
+    """Contexts that keep every round, approximate history under each next round; KL per round."""
+    run.doing(f"{workload.name}, full prefill")
     plain = Transcript(engine, workload, answer_tokens, uneven)
     engine.forget()
     exact = [plain.play(number, None) for number in range(1, len(workload.rounds))]
-    found: dict[str, Any] = {}
     for system in systems:
         engine.forget()
         ours = Transcript(engine, workload, answer_tokens, uneven)
-        series = []
         for number in range(1, len(workload.rounds)):
+            run.doing(f"{workload.name}, round {number}, {system}")
             outcome = ours.play(number, {"round_id": f"drift:{number}", **SYSTEMS[system]})
-            row = _row(workload.name, number, f"{system}, transcript", exact[number - 1], outcome)
-            rows.append(row)
-            series.append(row["kl"])
-            print_rows(f"drift, round {number}, {system}", [row])
-        few = min(3, max(1, len(series) // 2))
-        key = f"{workload.name}_{system.replace(' ', '_')}"
-        found |= {
-            f"mean_kl_{key}": round(statistics.mean(series), 5),
-            f"max_kl_{key}": max(series),
-            f"drift_{key}": round(statistics.mean(series[-few:]) / statistics.mean(series[:few]), 3),
-        }
+            run.add(_row(workload.name, number, system, "transcript", exact[number - 1], outcome))
+
+
+def of_single(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """KL and top-1 per system, and the noise floor."""
+    found: dict[str, float] = {}
+    for row in rows:
+        if row["context"] != "single":
+            continue
+        if row["level"] == FLOOR:
+            found["kl_noise_floor"] = row["kl"]
+        else:
+            key = row["level"].replace(" ", "_")
+            found |= {f"kl_{key}": row["kl"], f"top1_{key}": row["top1"]}
     return found
+
+
+def of_drift(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Per system the mean and the worst round's KL over all workloads, and the last three rounds over the first three.
+
+    A workload's own numbers carry its name.
+    """
+    series: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        if row["context"] == "transcript":
+            series.setdefault((row["workload"], row["level"]), []).append(row["kl"])
+    found: dict[str, float] = {}
+    growth: dict[str, list[float]] = {}
+    for (workload, level), kl in series.items():
+        few = min(3, max(1, len(kl) // 2))
+        key = f"{workload}_{level.replace(' ', '_')}"
+        start = statistics.mean(kl[:few])
+        found |= {f"mean_kl_{key}": round(statistics.mean(kl), 5), f"max_kl_{key}": max(kl)}
+        if len(kl) > 1 and start > 0:
+            found[f"drift_{key}"] = round(statistics.mean(kl[-few:]) / start, 3)
+            growth.setdefault(level.replace(" ", "_"), []).append(found[f"drift_{key}"])
+    return found | {f"drift_{level}": round(statistics.median(each), 3) for level, each in growth.items()}
 
 
 class Transcript:
@@ -178,21 +205,32 @@ def shortened(history: Sequence[str], words: int) -> list[str]:
     return [" ".join(text.split(" ")[words:]) if i == longest else text for i, text in enumerate(history)]
 
 
-def _row(workload: str, number: int, level: str, exact: Outcome, outcome: Outcome) -> dict[str, Any]:
+def _row(
+    workload: str, number: int, level: str, context: str, exact: Outcome, outcome: Outcome
+) -> dict[str, Any]:
     kl, top = divergence(exact.logprobs, outcome.logprobs)
+    each = [divergence([a], [b])[0] for a, b in zip(exact.logprobs, outcome.logprobs, strict=True)]
+    low, high = stats.bootstrap(each)
     reports = [r for r in outcome.reports if r is not None]
+
+    def mean(*names: str) -> int:
+        return round(statistics.mean(sum(r[name] for name in names) for r in reports)) if reports else 0
+
     return {
         "workload": workload,
         "round": number,
         "level": level,
-        "agents": len(reports),
-        "cached": round(statistics.mean(r["cached_tokens"] for r in reports)),
-        "reused": round(statistics.mean(r["reused_tokens"] for r in reports)),
-        "shared": round(statistics.mean(r["shared_tokens"] for r in reports)),
-        "computed": round(statistics.mean(r["recomputed_tokens"] + r["fresh_tokens"] for r in reports)),
-        "fillers": round(statistics.mean(r["filler_tokens"] for r in reports)),
-        "skipped": round(statistics.mean(r["skipped_positions"] for r in reports)),
+        "context": context,
+        "agents": len(outcome.tokens),
+        "cached": mean("cached_tokens"),
+        "reused": mean("reused_tokens"),
+        "shared": mean("shared_tokens"),
+        "computed": mean("recomputed_tokens", "fresh_tokens"),
+        "fillers": mean("filler_tokens"),
+        "skipped": mean("skipped_positions"),
         "kl": round(kl, 5),
+        "kl_low": round(low, 5),
+        "kl_high": round(high, 5),
         "top1": round(top, 4),
     }
 

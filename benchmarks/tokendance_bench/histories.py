@@ -8,62 +8,51 @@ an engine of its own.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tokendance_bench.environment import environment
+from tokendance_bench import children
 from tokendance_bench.inproc import Engine, Prompt
-from tokendance_bench.options import model_of, parser
-from tokendance_bench.results import print_rows, write_results
+from tokendance_bench.options import about, model_of, parser, positive
+from tokendance_bench.run import Run, append_row
 
 PAGE = 32
 SYSTEMS: dict[str, tuple[dict[str, Any] | None, bool]] = {
     "vllm": (None, False),
-    "tokendance balanced": ({"fidelity": "balanced"}, False),
-    "stored fast": ({"fidelity": "fast"}, True),
-    "stored balanced": ({"fidelity": "balanced"}, True),
-    "stored exact": ({"fidelity": "exact"}, True),
+    "tokendance-balanced": ({"fidelity": "balanced"}, False),
+    "stored-fast": ({"fidelity": "fast"}, True),
+    "stored-balanced": ({"fidelity": "balanced"}, True),
+    "stored-exact": ({"fidelity": "exact"}, True),
 }
 """Name -> (tag of the requests, whether histories are stored)."""
+QUICK = ("vllm", "tokendance-balanced", "stored-balanced")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; see `--help`."""
-    options = parser("histories", __doc__ or "", "none", 10)
+    options = parser("histories", __doc__ or "", "none", 10, ("--agents 4 --rounds 5",))
     options.set_defaults(block_tokens=40, history_tokens=600)
-    options.add_argument("--rounds", type=int, default=3, help="the first one is not counted")
-    options.add_argument("--answer-tokens", type=int, default=8, help="tokens every agent generates")
-    options.add_argument("--fits", type=int, default=3, help="contexts that the KV space holds")
+    options.add_argument("--rounds", type=positive, default=3, help="the first one is not counted")
+    options.add_argument("--answer-tokens", type=positive, default=8, help="tokens every agent generates")
+    options.add_argument("--fits", type=positive, default=3, help="contexts that the KV space holds")
     options.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
     options.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = options.parse_args(argv)
+    if args.quick:
+        args.systems = [name for name in args.systems if name in QUICK] or args.systems
     if args.child:
         return _child(args)
     given = list(argv if argv is not None else sys.argv[1:])
-    rows = [row for system in args.systems for row in _run(system, given)]
-    headline = _headline(rows)
-    path = write_results(args.out, headline, rows, environment(model=model_of(args), dtype=args.dtype))
-    print_rows("histories", rows)
-    print_rows("headline", [headline])
-    print(f"written to {path}")
+    with Run("histories", args.out, headline, about(args), len(args.systems) * args.rounds) as run:
+        for system in args.systems:
+            run.doing(system)
+            arguments, log = [*given, "--systems", system], args.out / f"{system}.log"
+            for row in children.rows_of("tokendance_bench.histories", arguments, log):
+                run.add(row)
     return 0
-
-
-def _run(system: str, argv: list[str]) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "tokendance_bench.histories", *argv]
-        command += ["--systems", system, "--out", folder, "--child"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        rows: list[dict[str, Any]] = json.loads((Path(folder) / "rows.json").read_text(encoding="utf-8"))
-    print_rows(system, rows)
-    return rows
 
 
 def _child(args: Any) -> int:
@@ -87,7 +76,6 @@ def _child(args: Any) -> int:
         return [int(t) for t in rng.integers(1000, 40_000, n)]
 
     contexts = [Prompt(f"a{i}", text(args.history_tokens), []) for i in range(args.agents)]
-    rows = []
     for number in range(1, args.rounds + 1):
         blocks, end = [text(args.block_tokens) for _ in range(args.agents)], text(16)
         prompts = [_with(context, blocks, end) for context in contexts]
@@ -97,11 +85,8 @@ def _child(args: Any) -> int:
             Prompt(p.agent, p.tokens + answer, p.boundaries)
             for p, answer in zip(prompts, got.tokens, strict=True)
         ]
-        rows.append(
-            {"system": system, "round": number, "seconds": got.seconds, **_sums(prompts, got.reports)}
-        )
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
+        row = {"system": system, "round": number, "seconds": round(got.seconds, 3)}
+        append_row(args.out / children.ROWS, row | _sums(prompts, got.reports))
     return 0
 
 
@@ -120,18 +105,19 @@ def _sums(prompts: Sequence[Prompt], reports: Sequence[dict[str, Any] | None]) -
     return {"prompt_tokens": sum(len(p.tokens) for p in prompts), **sums, "reasons": ", ".join(reasons)}
 
 
-def _headline(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def headline(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Mean seconds of the rounds after the first, and how many times faster than plain vLLM."""
-    means: dict[str, list[float]] = {}
+    taken: dict[str, list[float]] = {}
     for row in rows:
         if row["round"] > 1:
-            means.setdefault(row["system"], []).append(row["seconds"])
-    headline = {f"{name} s": float(np.mean(seconds)) for name, seconds in means.items()}
+            taken.setdefault(row["system"], []).append(row["seconds"])
+    means = {name: float(np.mean(seconds)) for name, seconds in taken.items()}
+    found = {f"seconds_{name.replace('-', '_')}": round(mean, 3) for name, mean in means.items()}
     if "vllm" in means:
-        headline |= {
-            f"{name} speedup": headline["vllm s"] / headline[f"{name} s"] for name in means if name != "vllm"
-        }
-    return headline
+        for name, mean in means.items():
+            if name != "vllm":
+                found[f"speedup_vs_vllm_{name.replace('-', '_')}"] = round(means["vllm"] / mean, 2)
+    return found
 
 
 if __name__ == "__main__":

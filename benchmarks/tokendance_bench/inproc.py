@@ -10,24 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokendance_sdk.prompt import RoundPrompt
-from tokendance_sdk.protocol import BODY_KEY, SEPARATOR
+from tokendance_sdk.protocol import BODY_KEY
 
 from tokendance_bench import forcing
+from tokendance_bench.tokenizing import Prompt, Tokens
 
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """Token ids of one prompt, and where its segments meet."""
-
-    agent: str
-    tokens: list[int]
-    boundaries: list[int]
-
-    @property
-    def history(self) -> list[int]:
-        """What stands before the first boundary."""
-        return self.tokens[: self.boundaries[0]] if self.boundaries else self.tokens
+__all__ = ["Engine", "Outcome", "Prompt", "divergence"]
 
 
 @dataclass(slots=True)
@@ -47,7 +35,7 @@ class Outcome:
     logprobs: list[torch.Tensor] = field(default_factory=list)
 
 
-class Engine:
+class Engine(Tokens):
     """vLLM with the TokenDance connector; untagged requests take vLLM's own path.
 
     Args:
@@ -81,26 +69,11 @@ class Engine:
             **llm_kwargs(**(tokendance or {})),
             **{**defaults, **settings},
         )
-        self.tokenizer = self.llm.get_tokenizer()
+        super().__init__(self.llm.get_tokenizer())
         core = self.llm.llm_engine.engine_core.engine_core
         self._core = core
         self.scheduler = core.scheduler.connector.scheduler
         self._names = 0
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids without special tokens."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-    def prompt(self, prompt: RoundPrompt) -> Prompt:
-        """Tokenize a round prompt as the engine's front end does: template first, then segment by segment."""
-        text = self.tokenizer.apply_chat_template(prompt.messages, tokenize=False, add_generation_prompt=True)
-        tokens: list[int] = []
-        boundaries: list[int] = []
-        for i, piece in enumerate(text.split(SEPARATOR)):
-            if i:
-                boundaries.append(len(tokens))
-            tokens += self.encode(piece)
-        return Prompt(prompt.agent, tokens, boundaries)
 
     def cache_histories(self, prompts: Sequence[Prompt]) -> None:
         """Let vLLM's prefix cache hold every prompt's history."""

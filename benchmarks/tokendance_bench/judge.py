@@ -15,10 +15,10 @@ import torch
 from tokendance_sdk import Block, Layout, RoundPrompt
 from tokendance_sdk.workload import Workload
 
-from tokendance_bench.environment import environment
+from tokendance_bench import stats
 from tokendance_bench.inproc import Engine, Prompt
-from tokendance_bench.options import model_of, parser, workload_of
-from tokendance_bench.results import print_rows, write_results
+from tokendance_bench.options import about, model_of, of_workload, parser, positive, workload_of
+from tokendance_bench.run import Run
 
 SYSTEMS: dict[str, dict[str, Any]] = {
     "balanced": {"fidelity": "balanced"},
@@ -36,32 +36,43 @@ OPENING = "The best answer is candidate "
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; see `--help`."""
-    options = parser("judge", __doc__ or "", "debate-mmlu7", 7)
+    options = parser("judge", __doc__ or "", "debate-mmlu7", 7, ("--rounds 24",))
     options.set_defaults(block_tokens=150)
-    options.add_argument("--rounds", type=int, default=8, help="the first so many recorded rounds")
+    options.add_argument("--rounds", type=positive, default=8, help="the first so many recorded rounds")
+    options.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
     args = options.parse_args(argv)
     engine = Engine(model_of(args), kv_gib=args.kv_gib, dtype=args.dtype, max_model_len=8192)
     workload = workload_of(args, engine, args.rounds)
-    rows = []
-    for number in range(len(workload.rounds[: 2 if args.quick else None])):
-        rows += judged(engine, workload, number)
-        print_rows(f"round {number}", rows[-len(SYSTEMS) - 1 :])
-    headline: dict[str, Any] = {
-        "workload": workload.name,
-        "cut": workload.cut.describe() if workload.cut else "uncut",
-        "choices": sum(row["choices"] for row in rows if row["system"] == "fast"),
-    }
-    for system in (*SYSTEMS, "other order"):
-        mine = [row for row in rows if row["system"] == system]
-        flips, choices = sum(row["flips"] for row in mine), sum(row["choices"] for row in mine)
-        headline[f"flip_rate_{system.replace(' ', '_')}"] = round(flips / choices, 3)
-    path = write_results(args.out, headline, rows, environment(model=model_of(args), dtype=args.dtype))
-    print_rows("headline", [headline])
-    print(f"written to {path}")
+    numbers = range(min(2, args.rounds) if args.quick else args.rounds)
+
+    def headline(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return {**of_workload(workload), **flip_rates(rows)}
+
+    with Run("judge", args.out, headline, about(args), len(numbers) * (1 + len(args.systems))) as run:
+        for number in numbers:
+            run.doing(f"round {number}")
+            for row in judged(engine, workload, number, args.systems):
+                run.add(row)
     return 0
 
 
-def judged(engine: Engine, workload: Workload, number: int) -> list[dict[str, Any]]:
+def flip_rates(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Per system the share of choices that flipped, and its Wilson interval."""
+    found: dict[str, Any] = {}
+    for system in dict.fromkeys(row["system"] for row in rows):
+        mine = [row for row in rows if row["system"] == system]
+        flips, choices = sum(row["flips"] for row in mine), sum(row["choices"] for row in mine)
+        low, high = stats.wilson(flips, choices)
+        key = system.replace(" ", "_")
+        found |= {
+            "choices": choices,
+            f"flip_rate_{key}": round(flips / choices, 3),
+            f"flip_rate_{key}_interval": [round(low, 3), round(high, 3)],
+        }
+    return found
+
+
+def judged(engine: Engine, workload: Workload, number: int, systems: Sequence[str]) -> list[dict[str, Any]]:
     """One recorded round: flips of every system against full prefill."""
     outputs = list(workload.rounds[number].outputs.values())
     candidates = [Block(text, str(n + 1)) for n, text in enumerate(outputs)]
@@ -70,8 +81,9 @@ def judged(engine: Engine, workload: Workload, number: int) -> list[dict[str, An
     )
     exact, gaps, _ = choices(engine, prompts, len(candidates), None)
     found = {"other order": choices(engine, others, len(candidates), None)}
-    for system, tag in SYSTEMS.items():
-        found[system] = choices(engine, prompts, len(candidates), {"round_id": f"judge:{number}", **tag})
+    for system in systems:
+        tag = {"round_id": f"judge:{number}", **SYSTEMS[system]}
+        found[system] = choices(engine, prompts, len(candidates), tag)
     return [
         {
             "round": number,

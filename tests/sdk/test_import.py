@@ -40,7 +40,7 @@ def test_no_heavy_package_is_imported(statement: str) -> None:
     assert loaded_after(statement) & set(HEAVY) == set()
 
 
-# What the time of an import follows, and the same on every machine; seconds are in `tokendance bench overhead`.
+# What the time of an import follows, and the same on every machine; seconds are in `tokendance bench sdk`.
 def third_party(statement: str) -> set[str]:
     own = {*sys.stdlib_module_names, "tokendance_sdk"}
     return {name for name in loaded_after(statement) - loaded_after("") - own if not name.startswith("_")}

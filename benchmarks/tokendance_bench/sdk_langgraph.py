@@ -1,4 +1,4 @@
-"""The rounds of `overhead` as LangGraph graphs: a node that runs the agents, and a fan-out of nodes."""
+"""The rounds of `sdk` as LangGraph graphs: a node that runs the agents, and a fan-out of nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from tokendance_sdk.integrations.langgraph import Output, RoundBroadcaster, keep_once
 
 from tokendance_bench.instant_server import answer
-from tokendance_bench.overhead_setting import TASK, Setting
+from tokendance_bench.sdk_setting import TASK, Setting
 
 _turns = itertools.count()
 

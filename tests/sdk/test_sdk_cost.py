@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokendance_bench import overhead
+from tokendance_bench import sdk
 from tokendance_bench.instant_server import instant_server, seen
-from tokendance_bench.overhead_setting import Setting
-from tokendance_bench.overhead_ways import ways
+from tokendance_bench.sdk_setting import Setting
+from tokendance_bench.sdk_ways import ways
 
 AGENTS, ROUNDS = 8, 2
 
@@ -30,7 +30,7 @@ def test_every_way_sends_one_request_a_round_or_one_a_call() -> None:
 
 def test_results_say_what_was_measured(tmp_path: Path) -> None:
     arguments = ["--agents", "4", "--rounds", "1", "--repeats", "1", "--out", str(tmp_path)]
-    assert overhead.main(arguments) == 0
+    assert sdk.main(arguments) == 0
     found = json.loads((tmp_path / "results.json").read_text())
     assert {"rounds.create", "session", "joining(AsyncOpenAI)"} <= {row["way"] for row in found["rows"]}
     assert all(row["cpu_ms"] > 0 for row in found["rows"])

@@ -1,4 +1,4 @@
-"""How large the rounds of `overhead` are, and where they go."""
+"""How large the rounds of `sdk` are, and where they go."""
 
 from __future__ import annotations
 

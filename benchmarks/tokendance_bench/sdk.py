@@ -8,7 +8,6 @@ Each is the least of several repetitions, taken in turns: other programs on the 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import importlib.metadata
 import importlib.util
@@ -19,16 +18,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from tokendance_sdk.joining import joining
 
 from tokendance_bench.environment import environment
 from tokendance_bench.instant_server import instant_server, seen
-from tokendance_bench.overhead_setting import Setting
-from tokendance_bench.overhead_ways import Kind, Play, Recorder, Way, bare, ways
-from tokendance_bench.results import print_rows, write_results
+from tokendance_bench.options import plain_parser, positive
+from tokendance_bench.run import Run
+from tokendance_bench.sdk_setting import Setting
+from tokendance_bench.sdk_ways import Kind, Play, Recorder, Way, bare, ways
 
 PACKAGES = ("openai", "langgraph", "autogen-agentchat", "ag2")
 # Beside what the SDK's modules import themselves.
@@ -43,39 +42,35 @@ IMPORTS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; see `--help`."""
-    options = argparse.ArgumentParser(prog="tokendance bench overhead", description=__doc__)
-    options.add_argument("--agents", type=int, default=64)
-    options.add_argument("--rounds", type=int, default=3, help="of one repetition")
-    options.add_argument("--repeats", type=int, default=7)
-    options.add_argument("--out", type=Path, default=Path("bench-results") / "overhead")
-    options.add_argument("--quick", action="store_true", help="headline keys only")
+    options = plain_parser("sdk", __doc__ or "", ("--agents 8 --rounds 2",))
+    options.add_argument("--agents", type=positive, default=64)
+    options.add_argument("--rounds", type=positive, default=3, help="of one repetition")
+    options.add_argument("--repeats", type=positive, default=7)
     args = options.parse_args(argv)
-    with instant_server() as url:
+    once: dict[str, Any] = {"agents": args.agents, "rounds": args.rounds}
+
+    def headline(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return {**once, "most_added_cpu_ms_per_agent_and_round": max(each["added_ms"] for each in rows)}
+
+    versions = {name: _version(name) for name in PACKAGES}
+    about = environment(client_versions=versions, complete=False)
+    with instant_server() as url, Run("sdk", args.out, headline, about, 1) as run:
         at = Setting(url, args.agents, args.rounds)
         repeats = 3 if args.quick else args.repeats
         line = measure({"line": bare(at)}, at, repeats)["line"]
-        rows = []
-        for name, way in ways(at).items():
-            rows.append(row(name, way, at, repeats, line.least))
-            print_rows(name, rows[-1:])
-        headers = seen(url)["header_bytes"]
-    headline: dict[str, Any] = {
-        "agents": args.agents,
-        "rounds": args.rounds,
-        "one_bare_request_cpu_ms_per_agent": line.least,
-        "most_added_cpu_ms_per_agent_and_round": max(each["added_ms"] for each in rows),
-        "header_bytes": headers,
-        "import_cpu_ms": {what: import_ms(what) for what in IMPORTS},
-    }
-    if importlib.util.find_spec("langgraph.checkpoint.sqlite"):
-        from tokendance_bench.checkpoint_size import checkpoint_headline
+        once["one_bare_request_cpu_ms_per_agent"] = line.least
+        found = ways(at)
+        run.expect(len(found))
+        for name, way in found.items():
+            run.doing(name)
+            run.add(row(name, way, at, repeats, line.least))
+        run.doing("imports and checkpoints")
+        once["header_bytes"] = seen(url)["header_bytes"]
+        once["import_cpu_ms"] = {what: import_ms(what) for what in IMPORTS}
+        if importlib.util.find_spec("langgraph.checkpoint.sqlite"):
+            from tokendance_bench.checkpoint_size import checkpoint_headline
 
-        headline |= checkpoint_headline()
-    versions = {name: _version(name) for name in PACKAGES}
-    path = write_results(args.out, headline, rows, environment(client_versions=versions))
-    print_rows("CPU of the client, ms per agent and round", rows)
-    print_rows("headline", [headline])
-    print(f"written to {path}")
+            once.update(checkpoint_headline())
     return 0
 
 

@@ -20,7 +20,7 @@ from tokendance_sdk.joining import joining
 from tokendance_sdk.series import RoundSeries
 
 from tokendance_bench.instant_server import USAGE, answer, choices
-from tokendance_bench.overhead_setting import TASK, Setting
+from tokendance_bench.sdk_setting import TASK, Setting
 
 Play = Callable[[], Any]
 Kind = Callable[[Any], Any]
@@ -53,7 +53,7 @@ def ways(at: Setting) -> dict[str, Way]:
         "joining(AsyncOpenAI)": _of_clients(lambda kind: _joining(at, kind)),
     }
     if _have("langgraph") and _have("langchain_openai"):
-        from tokendance_bench.overhead_langgraph import play_graph, play_node
+        from tokendance_bench.sdk_langgraph import play_graph, play_node
 
         found["LangGraph node"] = Way(lambda: play_node(at))
         found["LangGraph wrap(graph)"] = Way(

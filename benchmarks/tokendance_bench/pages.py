@@ -7,70 +7,67 @@ once when vLLM has all of them in its batch; a preemption means that the space w
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from tokendance_bench import forcing
-from tokendance_bench.environment import environment
+from tokendance_bench import children, forcing, systems
 from tokendance_bench.inproc import Engine, Prompt
-from tokendance_bench.options import model_of, parser, workload_of
-from tokendance_bench.results import print_rows, write_results
+from tokendance_bench.options import about, model_of, parser, positive, workload_of
+from tokendance_bench.run import Run, append_row
+from tokendance_bench.systems import System
+from tokendance_bench.tokenizing import Tokens
 
 PAGE = 32
-SYSTEMS: dict[str, dict[str, Any] | None] = {
-    "vllm": None,
-    "tokendance balanced": {"fidelity": "balanced"},
-    "tokendance fast": {"fidelity": "fast"},
-    "tokendance balanced copy": {"fidelity": "balanced", "placement": "copy"},
-    "tokendance fast copy": {"fidelity": "fast", "placement": "copy"},
-}
+ALLOWED = (
+    "vllm",
+    "tokendance-balanced",
+    "tokendance-fast",
+    "tokendance-balanced-copy",
+    "tokendance-fast-copy",
+)
+QUICK = ALLOWED[:3]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; see `--help`."""
-    options = parser("capacity", __doc__ or "", "as-hurricane-profiles32", 32)
+    examples = ("--agents 10 --fits 3", "--live --workload ga-village10-newcomers --agents 10")
+    options = parser("pages", __doc__ or "", "as-hurricane-profiles32", 32, examples)
     options.set_defaults(block_tokens=200)
     options.add_argument(
         "--rounds", type=int, nargs="+", default=[2], help="recorded rounds that are asked for"
     )
-    options.add_argument("--answer-tokens", type=int, default=32, help="forced answer tokens")
-    options.add_argument("--fits", type=int, default=4, help="agents of plain vLLM that the KV space holds")
-    options.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
+    options.add_argument("--answer-tokens", type=positive, default=32, help="forced answer tokens")
+    options.add_argument(
+        "--fits", type=positive, default=4, help="agents of plain vLLM that the KV space holds"
+    )
+    systems.add_option(options, ALLOWED, ALLOWED)
     options.add_argument("--live", action="store_true", help="ample KV space: count the pages a round holds")
     options.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = options.parse_args(argv)
+    if args.quick:
+        args.systems = [name for name in args.systems if name in QUICK] or args.systems
+        args.agents = min(args.agents, 10)
+    chosen = systems.chosen(options, args)
     if args.child:
-        return _child(args)
-    rows = []
-    for system in args.systems:
-        rows += _run(args, system, list(argv if argv is not None else sys.argv[1:]))
-        print_rows(system, rows[-1:])
-    headline = _headline(args, rows)
-    path = write_results(args.out, headline, rows, environment(model=model_of(args), dtype=args.dtype))
-    print_rows("headline", [headline])
-    print(f"written to {path}")
+        return _child(args, chosen[0])
+    given = list(argv if argv is not None else sys.argv[1:])
+
+    def headline(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return {"workload": args.workload, "agents": args.agents, **ratios(rows, args.agents, args.live)}
+
+    with Run("pages", args.out, headline, about(args), len(chosen) * len(args.rounds)) as run:
+        for system in chosen:
+            run.doing(system.name)
+            arguments = [*given, "--systems", system.name]
+            for row in children.rows_of("tokendance_bench.pages", arguments, args.out / f"{system.name}.log"):
+                run.add(row)
     return 0
 
 
-def _run(args: Any, system: str, argv: list[str]) -> list[dict[str, Any]]:
-    """One system in a process of its own: vLLM starts one engine per process."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "tokendance_bench.capacity", *argv]
-        command += ["--systems", system, "--out", folder, "--child"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        rows: list[dict[str, Any]] = json.loads((Path(folder) / "rows.json").read_text(encoding="utf-8"))
-        return rows
-
-
-def _child(args: Any) -> int:
-    (system,) = args.systems
+def _child(args: Any, system: System) -> int:
     most = max(args.rounds) + 1
     small = 0 if args.live else _small(args, most)
     pages: dict[str, Any] = {"num_gpu_blocks_override": small} if small else {}
@@ -84,7 +81,6 @@ def _child(args: Any) -> int:
         **pages,
     )
     workload = workload_of(args, engine, most)
-    rows = []
     for number in args.rounds:
         prompts = [engine.prompt(workload.prompt(agent, number)) for agent in workload.agents]
         answers = [
@@ -94,42 +90,30 @@ def _child(args: Any) -> int:
         if args.live:
             engine.forget()
             engine.cache_histories(prompts)
-        rows.append(measure(engine, prompts, answers, system, number))
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
+        append_row(args.out / children.ROWS, measure(engine, prompts, answers, system, number))
     return 0
 
 
 def _small(args: Any, rounds: int) -> int:
     """Pages that hold `--fits` of the largest prompts with their answers, and vLLM's null page."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model_of(args))
-    stand_in = _Tokenizer(tokenizer)
-    workload = workload_of(args, stand_in, rounds)
+    tokens = Tokens.of(model_of(args))
+    workload = workload_of(args, tokens, rounds)
     sizes = [
-        len(Engine.prompt(stand_in, workload.prompt(agent, number)).tokens) + args.answer_tokens
+        len(tokens.prompt(workload.prompt(agent, number)).tokens) + args.answer_tokens
         for number in args.rounds
         for agent in workload.agents
     ]
     return int(sum(-(-size // PAGE) for size in sorted(sizes)[-args.fits :])) + 1
 
 
-class _Tokenizer(Engine):
-    """The tokenizing half of an engine, without an engine."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-
-
 def measure(
-    engine: Engine, prompts: Sequence[Prompt], answers: Sequence[list[int]], system: str, number: int
+    engine: Engine, prompts: Sequence[Prompt], answers: Sequence[list[int]], system: System, number: int
 ) -> dict[str, Any]:
     """Play one round step by step, watching vLLM's batch and pages."""
     from tokendance_engine.offline import tag as tagged
     from vllm import SamplingParams
 
-    tag, core = SYSTEMS[system], engine.llm.llm_engine
+    tag, core = system.tag, engine.llm.llm_engine
     scheduler = core.engine_core.engine_core.scheduler
     pool, history = engine.scheduler.pool, sum(len(p.history) // PAGE for p in prompts)
     preempted = _Preemptions(scheduler)
@@ -144,7 +128,7 @@ def measure(
                 segments=prompt.boundaries,
                 **tag,
             )
-        core.add_request(f"{system}-{number}-{i}", {"prompt_token_ids": prompt.tokens}, params)
+        core.add_request(f"{system.name}-{number}-{i}", {"prompt_token_ids": prompt.tokens}, params)
     most, quiet, used = 0, 0, 0
     reports, seconds = [], []
     with preempted:
@@ -163,7 +147,7 @@ def measure(
             engine.scheduler.check()
     told = [r for r in reports if r]
     return {
-        "system": system,
+        "system": system.name,
         "round": number,
         "agents": len(prompts),
         "kv_pages": pool.size - 1,
@@ -199,21 +183,19 @@ class _Preemptions:
         del self._scheduler._preempt_request
 
 
-def _headline(args: Any, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def ratios(rows: Sequence[dict[str, Any]], agents: int, live: bool) -> dict[str, float]:
+    """Agents at once over plain vLLM's; with `live`, plain vLLM's pages beyond histories over ours."""
     first = {row["system"]: row for row in reversed(rows)}
-    plain = first.get("vllm")
-    found: dict[str, Any] = {"workload": args.workload, "agents": args.agents}
-    for system, row in first.items():
-        if plain is None or system == "vllm":
-            continue
-        key = system.removeprefix("tokendance ").replace(" ", "_")
-        if args.live:
+    plain = first.pop("vllm", None)
+    found: dict[str, float] = {}
+    for name, row in first.items() if plain else ():
+        key = systems.SYSTEMS[name].key
+        if live:
             ratio = plain["pages_beyond_history"] / max(1, row["pages_beyond_history"])
-            found[f"live_pages_ratio_{key}_n{args.agents}"] = round(ratio, 2)
+            found[f"live_pages_ratio_{key}_n{agents}"] = round(ratio, 2)
         else:
-            found[f"agents_running_at_once_vs_vllm_{key}"] = round(
-                row["running_at_once"] / plain["running_at_once"], 2
-            )
+            ratio = row["running_at_once"] / plain["running_at_once"]
+            found[f"agents_running_at_once_vs_vllm_{key}"] = round(ratio, 2)
     return found
 
 

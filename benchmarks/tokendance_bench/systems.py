@@ -1,0 +1,137 @@
+"""The serving systems that benchmarks compare, by the names of `--systems`.
+
+Systems with `tag` send members of rounds; the others send the same prompts as ordinary requests. In-process benchmarks
+play all of them on one engine (an untagged request takes vLLM's own path); served ones start a server for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tokendance_sdk.layout import Layout
+
+Server = Literal["vllm", "tokendance", "lmcache", "url"]
+CACHEBLEND_SHARE = 0.15
+"""Share of tokens that CacheBlend recomputes, as published."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One system.
+
+    Attributes:
+        what: for people.
+        tag: fields of the round tag; None: ordinary requests.
+        server: what has to be started to serve it.
+        layout: where shared blocks stand in its prompts.
+        url: of a server that is not ours to start.
+    """
+
+    name: str
+    what: str
+    tag: Mapping[str, Any] | None = None
+    server: Server = "vllm"
+    layout: Layout = field(default_factory=Layout.canonical)
+    url: str = ""
+
+    @property
+    def key(self) -> str:
+        """Its name in keys of a headline: `tokendance-fast-copy` -> `fast_copy`."""
+        return self.name.removeprefix("tokendance-").removeprefix("vllm-").replace("-", "_")
+
+
+def _ours(name: str, what: str, **tag: Any) -> System:
+    return System(name, what, tag, "tokendance")
+
+
+_SERIAL = {"serial": True}
+_BLEND = {"fidelity": "balanced", "backend": "cacheblend"}
+
+_ALL = (
+    System("vllm", "vLLM with prefix caching, as users have it today"),
+    System(
+        "vllm-shared-first",
+        "the same, shared blocks before the history: exact, histories computed in every round",
+        layout=Layout.shared_first(),
+    ),
+    System(
+        "lmcache", "vLLM with LMCache: prefixes also from RAM (the paper's ordinary path)", server="lmcache"
+    ),
+    _ours("tokendance-balanced", "fidelity balanced, pages shared where members align", fidelity="balanced"),
+    _ours("tokendance-fast", "fidelity fast, pages shared where members align", fidelity="fast"),
+    _ours(
+        "tokendance-balanced-copy",
+        "fidelity balanced, every member's own pages",
+        fidelity="balanced",
+        placement="copy",
+    ),
+    _ours(
+        "tokendance-fast-copy", "fidelity fast, every member's own pages", fidelity="fast", placement="copy"
+    ),
+    _ours(
+        "tokendance-cacheblend15",
+        "CacheBlend's selection, whole round at once",
+        **_BLEND,
+        options={"share": CACHEBLEND_SHARE},
+    ),
+    _ours(
+        "serial-cacheblend15",
+        "CacheBlend, 15 % recomputed, one request at a time (the paper's CacheBlend-full)",
+        **_BLEND,
+        options={"share": CACHEBLEND_SHARE, **_SERIAL},
+    ),
+    _ours(
+        "serial-balanced",
+        "our default backend one request at a time",
+        fidelity="balanced",
+        options=_SERIAL,
+    ),
+)
+SYSTEMS: dict[str, System] = {system.name: system for system in _ALL}
+ALIASES = {"tokendance": "tokendance-balanced", "serial": "serial-cacheblend15"}
+
+
+def named(name: str, allowed: Iterable[str] = tuple(SYSTEMS)) -> System:
+    """A system by name or alias.
+
+    Raises:
+        ValueError: there is none among the allowed.
+    """
+    system = SYSTEMS.get(ALIASES.get(name, name))
+    if system is None or system.name not in allowed:
+        raise ValueError(f"no system {name!r} here; allowed: {', '.join(allowed)}")
+    return system
+
+
+def at_url(text: str) -> System:
+    """`NAME=URL`: a server that runs already and speaks OpenAI's protocol.
+
+    Raises:
+        argparse.ArgumentTypeError: not of that form.
+    """
+    name, sign, url = text.partition("=")
+    if not (name and sign and url.startswith(("http://", "https://"))):
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: NAME=URL, the URL ending in /v1")
+    if name in SYSTEMS:
+        raise argparse.ArgumentTypeError(f"{name!r} is one of our systems; choose another name for {url}")
+    return System(name, f"a server at {url}", server="url", url=url.rstrip("/"))
+
+
+def add_option(options: argparse.ArgumentParser, default: Iterable[str], allowed: Iterable[str]) -> None:
+    """Add `--systems`; `chosen` reads it."""
+    allowed, default = tuple(allowed), list(default)
+    options.set_defaults(allowed_systems=allowed)
+    options.add_argument(
+        "--systems", nargs="+", default=default, metavar="NAME", help=f"of: {', '.join(allowed)}"
+    )
+
+
+def chosen(options: argparse.ArgumentParser, args: argparse.Namespace) -> list[System]:
+    """The systems asked for; a wrong name ends the program with the allowed ones."""
+    try:
+        return [named(name, args.allowed_systems) for name in args.systems]
+    except ValueError as error:
+        options.error(f"--systems: {error}")
