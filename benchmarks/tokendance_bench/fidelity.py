@@ -17,6 +17,7 @@ from tokendance_bench import stats
 from tokendance_bench.inproc import Engine, Outcome, Prompt, divergence
 from tokendance_bench.options import about, model_of, of_workload, parser, workload_of
 from tokendance_bench.run import Run
+from tokendance_bench.tokenizing import context_of
 
 SYSTEMS: dict[str, dict[str, Any]] = {
     "balanced": {"fidelity": "balanced"},
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.quick:
         args.systems = [name for name in args.systems if not name.endswith("copy")] or args.systems
         args.drift_rounds = min(args.drift_rounds, 4)
-    engine = Engine(model_of(args), kv_gib=args.kv_gib, dtype=args.dtype, max_model_len=8192)
+    engine = Engine(model_of(args), kv_gib=args.kv_gib, dtype=args.dtype, max_model_len=context_of(model_of(args)))
     environment, steps = about(args), 0
     named: dict[str, Any] = {}
 

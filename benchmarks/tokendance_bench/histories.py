@@ -18,6 +18,7 @@ from tokendance_bench import children
 from tokendance_bench.inproc import Engine, Prompt
 from tokendance_bench.options import about, model_of, parser, positive
 from tokendance_bench.run import Run, append_row
+from tokendance_bench.tokenizing import context_of
 
 PAGE = 32
 SYSTEMS: dict[str, tuple[dict[str, Any] | None, bool]] = {
@@ -66,7 +67,7 @@ def _child(args: Any) -> int:
         dtype=args.dtype,
         block_size=PAGE,
         max_num_seqs=64,
-        max_model_len=min(8192, (pages - 1) * PAGE),
+        max_model_len=min(context_of(model_of(args)), (pages - 1) * PAGE),
         num_gpu_blocks_override=pages,
         tokendance={"cpu_bytes": 8 << 30} if stored else {},
     )

@@ -19,6 +19,7 @@ from tokendance_bench import stats
 from tokendance_bench.inproc import Engine, Prompt
 from tokendance_bench.options import about, model_of, of_workload, parser, positive, workload_of
 from tokendance_bench.run import Run
+from tokendance_bench.tokenizing import context_of
 
 SYSTEMS: dict[str, dict[str, Any]] = {
     "balanced": {"fidelity": "balanced"},
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--rounds", type=positive, default=8, help="the first so many recorded rounds")
     options.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
     args = options.parse_args(argv)
-    engine = Engine(model_of(args), kv_gib=args.kv_gib, dtype=args.dtype, max_model_len=8192)
+    engine = Engine(model_of(args), kv_gib=args.kv_gib, dtype=args.dtype, max_model_len=context_of(model_of(args)))
     workload = workload_of(args, engine, args.rounds)
     numbers = range(min(2, args.rounds) if args.quick else args.rounds)
 

@@ -18,7 +18,7 @@ from tokendance_bench.inproc import Engine, Prompt
 from tokendance_bench.options import about, model_of, parser, positive, workload_of
 from tokendance_bench.run import Run, append_row
 from tokendance_bench.systems import System
-from tokendance_bench.tokenizing import Tokens
+from tokendance_bench.tokenizing import Tokens, context_of
 
 PAGE = 32
 ALLOWED = (
@@ -77,7 +77,7 @@ def _child(args: Any, system: System) -> int:
         dtype=args.dtype,
         max_num_seqs=64,
         # vLLM wants one context of the greatest length to fit.
-        max_model_len=min(8192, (small - 1) * PAGE) if small else 8192,
+        max_model_len=min(context_of(model_of(args)), (small - 1) * PAGE if small else 1 << 30),
         **pages,
     )
     workload = workload_of(args, engine, most)

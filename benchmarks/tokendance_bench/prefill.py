@@ -17,6 +17,7 @@ from tokendance_bench import systems
 from tokendance_bench.inproc import Engine, Prompt
 from tokendance_bench.options import about, model_of, of_workload, parser, workload_of
 from tokendance_bench.run import Run
+from tokendance_bench.tokenizing import context_of
 from tokendance_bench.systems import System
 
 DEFAULT = (
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.rounds = args.rounds[:1]
         args.systems = [name for name in args.systems if name in QUICK] or args.systems
     chosen = systems.chosen(options, args)
-    engine = Engine(model_of(args), kv_gib=args.kv_gib, dtype=args.dtype, max_model_len=8192)
+    engine = Engine(model_of(args), kv_gib=args.kv_gib, dtype=args.dtype, max_model_len=context_of(model_of(args)))
     workload = workload_of(args, engine, max(args.rounds) + 1)
     warm_up(engine)
 

@@ -64,7 +64,7 @@ def read_results(path: Path) -> Results:
 def table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """Rows as a table; a single row with many columns stands upright. Columns are the keys of all rows."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    if len(rows) == 1 and len(columns) > 12:
+    if len(rows) == 1 and len(columns) > 8:
         upright = Table("name", "value", title=title)
         for key, value in rows[0].items():
             upright.add_row(key.replace("_", " "), shown(value))

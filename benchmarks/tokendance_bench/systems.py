@@ -9,13 +9,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from tokendance_sdk.layout import Layout
+from tokendance_sdk.protocol import RoundTag
 
 Server = Literal["vllm", "tokendance", "lmcache", "url"]
-CACHEBLEND_SHARE = 0.15
-"""Share of tokens that CacheBlend recomputes, as published."""
+CACHEBLEND_PERCENT = 15
+"""Share of reused tokens that CacheBlend recomputes, as published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,8 @@ def _ours(name: str, what: str, **tag: Any) -> System:
     return System(name, what, tag, "tokendance")
 
 
-_SERIAL = {"serial": True}
-_BLEND = {"fidelity": "balanced", "backend": "cacheblend"}
+_SERIAL = "serial"
+_BLEND: dict[str, Any] = {"backend": "cacheblend", "options": {"percent": CACHEBLEND_PERCENT}}
 
 _ALL = (
     System("vllm", "vLLM with prefix caching, as users have it today"),
@@ -75,34 +77,48 @@ _ALL = (
         "tokendance-cacheblend15",
         "CacheBlend's selection, whole round at once",
         **_BLEND,
-        options={"share": CACHEBLEND_SHARE},
     ),
     _ours(
         "serial-cacheblend15",
         "CacheBlend, 15 % recomputed, one request at a time (the paper's CacheBlend-full)",
         **_BLEND,
-        options={"share": CACHEBLEND_SHARE, **_SERIAL},
+        execution=_SERIAL,
     ),
     _ours(
         "serial-balanced",
         "our default backend one request at a time",
         fidelity="balanced",
-        options=_SERIAL,
+        execution=_SERIAL,
     ),
 )
 SYSTEMS: dict[str, System] = {system.name: system for system in _ALL}
 ALIASES = {"tokendance": "tokendance-balanced", "serial": "serial-cacheblend15"}
 
 
+def missing(system: System) -> str | None:
+    """What this version of the engine lacks for a system; None if nothing."""
+    for name in system.tag or ():
+        if name not in RoundTag.model_fields:
+            return f"requests have no field {name!r}"
+    backend = (system.tag or {}).get("backend")
+    try:
+        there = backend is None or find_spec(f"tokendance_engine.reuse.backends.{backend}") is not None
+    except ModuleNotFoundError:
+        there = False
+    return None if there else f"there is no backend {backend!r}"
+
+
 def named(name: str, allowed: Iterable[str] = tuple(SYSTEMS)) -> System:
     """A system by name or alias.
 
     Raises:
-        ValueError: there is none among the allowed.
+        ValueError: there is none among the allowed, or this version lacks what it needs.
     """
     system = SYSTEMS.get(ALIASES.get(name, name))
     if system is None or system.name not in allowed:
         raise ValueError(f"no system {name!r} here; allowed: {', '.join(allowed)}")
+    if lacks := missing(system):
+        raise ValueError(f"system {name!r} cannot be measured with this version: {lacks}")
     return system
 
 
@@ -121,17 +137,30 @@ def at_url(text: str) -> System:
 
 
 def add_option(options: argparse.ArgumentParser, default: Iterable[str], allowed: Iterable[str]) -> None:
-    """Add `--systems`; `chosen` reads it."""
-    allowed, default = tuple(allowed), list(default)
+    """Add `--systems`; `chosen` reads it. Defaults that this version lacks are left out."""
+    allowed = tuple(allowed)
+    there = [name for name in default if not missing(SYSTEMS[name])]
     options.set_defaults(allowed_systems=allowed)
     options.add_argument(
-        "--systems", nargs="+", default=default, metavar="NAME", help=f"of: {', '.join(allowed)}"
+        "--systems", nargs="+", default=there, metavar="NAME", help=f"of: {', '.join(allowed)}"
+    )
+
+
+def add_urls(options: argparse.ArgumentParser) -> None:
+    """Add `--url NAME=URL`: further systems that run already."""
+    options.add_argument(
+        "--url",
+        action="append",
+        default=[],
+        type=at_url,
+        metavar="NAME=URL",
+        help="also a server that runs already and speaks OpenAI's protocol; may be repeated",
     )
 
 
 def chosen(options: argparse.ArgumentParser, args: argparse.Namespace) -> list[System]:
-    """The systems asked for; a wrong name ends the program with the allowed ones."""
+    """The systems asked for, then those at URLs; a wrong name ends the program with the allowed ones."""
     try:
-        return [named(name, args.allowed_systems) for name in args.systems]
+        return [named(name, args.allowed_systems) for name in args.systems] + list(getattr(args, "url", []))
     except ValueError as error:
         options.error(f"--systems: {error}")

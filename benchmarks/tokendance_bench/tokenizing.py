@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tokendance_sdk.prompt import RoundPrompt
 from tokendance_sdk.protocol import SEPARATOR
+
+
+MAX_CONTEXT = 8192
+"""Longest context that benchmarks ask for."""
+
+
+def context_of(model: str) -> int:
+    """The model's longest context, at most `MAX_CONTEXT` tokens; that if its folder does not say."""
+    config = Path(model) / "config.json"
+    if not config.exists():
+        return MAX_CONTEXT
+    positions = json.loads(config.read_text(encoding="utf-8")).get("max_position_embeddings") or MAX_CONTEXT
+    return min(MAX_CONTEXT, int(positions))
 
 
 @dataclass(frozen=True, slots=True)

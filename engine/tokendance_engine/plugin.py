@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from tokendance_engine.adapters.vllm import hooks
+from tokendance_engine.adapters.vllm import hook_times, hooks
 from tokendance_engine.config import FLAG_PREFIX, EngineConfig, allowed, flag_name, parse, settings
 from tokendance_engine.errors import ConfigError, EngineError
 
@@ -22,6 +22,7 @@ CONNECTOR = ("tokendance_engine.adapters.vllm.connector", "TokenDanceConnector")
 MIDDLEWARE = "tokendance_engine.frontend.middleware.TokenDanceMiddleware"
 WORKER_EXTENSION = "tokendance_engine.adapters.vllm.extension.WorkerExtension"
 _DEST = "tokendance_"
+_timed: list[hook_times.HookTimes] = []  # at most one: this process's counts, where they were asked for
 
 
 def register() -> None:
@@ -49,6 +50,8 @@ def install() -> None:
 
     hooks.hook_renderers("tokendance_engine.frontend.renderers")
     hooks.hook_process_inputs(merge_tag)
+    if (prefix := os.environ.get(hook_times.PREFIX_ENV)) and not _timed:
+        _timed.append(hook_times.install(prefix))
 
 
 def kv_transfer_config(config: EngineConfig) -> Any:

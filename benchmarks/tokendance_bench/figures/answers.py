@@ -1,0 +1,67 @@
+"""Pictures of answers: fidelity (14), pareto, judges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokendance_bench.figures.style import NothingToDrawError, bars, colour
+from tokendance_bench.figures.time import Rows, by
+
+
+def fidelity(rows: Rows, axes: Sequence[Any]) -> None:
+    """Left: KL of one round by level, with its interval; right: KL round after round of contexts that keep all."""
+    single = [row for row in rows if _context(row) == "single"]
+    drifting = [row for row in rows if _context(row) == "transcript"]
+    if not rows:
+        raise NothingToDrawError("no rows")
+    if single:
+        intervals = [(row.get("kl_low", row["kl"]), row.get("kl_high", row["kl"])) for row in single]
+        bars(axes[0], [row["level"] for row in single], [row["kl"] for row in single], intervals=intervals)
+    axes[0].set_ylabel("KL divergence to full prefill (lower is better)")
+    for workload, level in dict.fromkeys((row["workload"], row["level"]) for row in drifting):
+        mine = [row for row in drifting if (row["workload"], row["level"]) == (workload, level)]
+        name = level.removesuffix(", transcript").removesuffix(" transcript")
+        axes[1].plot(
+            [row["round"] for row in mine], [row["kl"] for row in mine], "o-", label=f"{workload}, {name}",
+            color=colour(name),
+        )  # fmt: skip
+    axes[1].set_xlabel("round (each stands on the approximate history of those before)")
+    axes[1].set_ylabel("KL divergence to full prefill")
+    axes[1].set_ylim(bottom=0)
+    if drifting:
+        axes[1].legend(fontsize=8)
+
+
+def _context(row: dict[str, Any]) -> str:
+    """Older results say it in the level's name."""
+    return str(row.get("context") or ("transcript" if "transcript" in row["level"] else "single"))
+
+
+def pareto(rows: Rows, axes: Sequence[Any]) -> None:
+    """One dot a setting: computed share of the prompt against KL; settings of one backend are joined."""
+    backends = dict.fromkeys(row["backend"] for row in rows)
+    for backend in backends:
+        mine = sorted((r for r in rows if r["backend"] == backend), key=lambda r: r["computed_share"])
+        across = [100 * row["computed_share"] for row in mine]
+        axes[0].plot(across, [max(row["kl"], 1e-7) for row in mine], "o-", label=backend)
+        for at, row in zip(across, mine, strict=True):
+            axes[0].annotate(
+                row["setting"], (at, max(row["kl"], 1e-7)), fontsize=7, xytext=(4, 4), textcoords="offset points"
+            )
+    axes[0].set_yscale("log")
+    axes[0].set_xlabel("tokens computed for an agent, % of its prompt beyond the cached history")
+    axes[0].set_ylabel("KL divergence to full prefill (log scale)")
+    axes[0].legend(fontsize=8)
+
+
+def judge(rows: Rows, axes: Sequence[Any]) -> None:
+    """Share of choices that flipped, with Wilson intervals."""
+    from tokendance_bench import stats
+
+    flips = by(rows, "system", "flips")
+    choices = by(rows, "system", "choices")
+    totals = {name: (int(sum(flips[name])), int(sum(choices[name]))) for name in flips}
+    intervals = [stats.wilson(*total) for total in totals.values()]
+    bars(axes[0], list(totals), [hits / of for hits, of in totals.values()], intervals=intervals)
+    axes[0].set_ylabel("share of choices that flipped")
