@@ -61,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.quick:
         args.systems = [name for name in args.systems if not name.endswith("copy")] or args.systems
         args.drift_rounds = min(args.drift_rounds, 4)
-    engine = Engine(model_of(args), kv_gib=args.kv_gib, dtype=args.dtype, max_model_len=context_of(model_of(args)))
+    engine = Engine(
+        model_of(args), kv_gib=args.kv_gib, dtype=args.dtype, max_model_len=context_of(model_of(args))
+    )
     environment, steps = about(args), 0
     named: dict[str, Any] = {}
 

@@ -42,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--rounds", type=positive, default=8, help="the first so many recorded rounds")
     options.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
     args = options.parse_args(argv)
-    engine = Engine(model_of(args), kv_gib=args.kv_gib, dtype=args.dtype, max_model_len=context_of(model_of(args)))
+    engine = Engine(
+        model_of(args), kv_gib=args.kv_gib, dtype=args.dtype, max_model_len=context_of(model_of(args))
+    )
     workload = workload_of(args, engine, args.rounds)
     numbers = range(min(2, args.rounds) if args.quick else args.rounds)
 

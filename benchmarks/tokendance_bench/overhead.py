@@ -38,8 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; see `--help`."""
     options = parser("overhead", __doc__ or "", "none", 1, ("--pairs 40 --model /path/to/model",))
     options.set_defaults(kv_gib=2)
-    options.add_argument("--pairs", type=positive, default=40, help="of each kind; at least 20 with --quick, too")
-    options.add_argument("--warm-up", type=positive, default=3, help="pairs of each kind that are not counted")
+    options.add_argument(
+        "--pairs", type=positive, default=40, help="of each kind; at least 20 with --quick, too"
+    )
+    options.add_argument(
+        "--warm-up", type=positive, default=3, help="pairs of each kind that are not counted"
+    )
     args = options.parse_args(argv)
     if args.quick:
         args.pairs = min(args.pairs, 20)
@@ -57,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     run.doing(f"{kind} chats")
                     row = pair(clients, kind, number, rng)
                     if number >= 0:
-                        run.add(row)
+                        run.add(row, quiet=True)
         run.doing("starting a server that counts")
         for row in hook_shares(model, args):
             run.add(row)

@@ -17,8 +17,8 @@ from tokendance_bench import systems
 from tokendance_bench.inproc import Engine, Prompt
 from tokendance_bench.options import about, model_of, of_workload, parser, workload_of
 from tokendance_bench.run import Run
-from tokendance_bench.tokenizing import context_of
 from tokendance_bench.systems import System
+from tokendance_bench.tokenizing import context_of
 
 DEFAULT = (
     "vllm",
@@ -45,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.rounds = args.rounds[:1]
         args.systems = [name for name in args.systems if name in QUICK] or args.systems
     chosen = systems.chosen(options, args)
-    engine = Engine(model_of(args), kv_gib=args.kv_gib, dtype=args.dtype, max_model_len=context_of(model_of(args)))
+    engine = Engine(
+        model_of(args), kv_gib=args.kv_gib, dtype=args.dtype, max_model_len=context_of(model_of(args))
+    )
     workload = workload_of(args, engine, max(args.rounds) + 1)
     warm_up(engine)
 
@@ -75,10 +77,16 @@ def warm_up(engine: Engine) -> None:
     engine.forget()
 
 
-def measure(engine: Engine, prompts: Sequence[Prompt], system: System, number: int) -> dict[str, Any]:
+def measure(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    system: System,
+    number: int,
+    histories_cached: bool | None = None,
+) -> dict[str, Any]:
     """One system, one round, from empty caches with the histories prefilled (where they come first)."""
     engine.forget()
-    if not system.layout.before_history:
+    if histories_cached if histories_cached is not None else not system.layout.before_history:
         engine.cache_histories(prompts)
     tag = None if system.tag is None else {"round_id": f"bench:{number}", **system.tag}
     outcome = engine.round(prompts, tag)

@@ -64,7 +64,14 @@ def sections(folder: Path) -> list[Section]:
 
 def section(benchmark: Benchmark, folder: Path) -> Section:
     """One benchmark's part of the page."""
-    path = next((p for p in (folder / benchmark.name / "results.json", folder / f"{benchmark.name}.json") if p.exists()), None)
+    path = next(
+        (
+            p
+            for p in (folder / benchmark.name / "results.json", folder / f"{benchmark.name}.json")
+            if p.exists()
+        ),
+        None,
+    )
     if path is None:
         why = "not measured" if benchmark.available else "not part of this version"
         return Section(benchmark, None, why, (), {})
@@ -93,7 +100,9 @@ def write_report(folder: Path, to: Path) -> Path:
     import jinja2
 
     found = sections(folder)
-    engine = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    engine = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
     engine.filters["shown"] = shown
     page = engine.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         sections=found,
@@ -110,7 +119,11 @@ def write_report(folder: Path, to: Path) -> Path:
 def used(found: Sequence[Section]) -> dict[str, str]:
     """System -> what it is, of all systems that occur in rows."""
     names = {
-        str(row["system"]).replace(" ", "-") for each in found if each.results for row in each.rows if "system" in row
+        str(row["system"]).replace(" ", "-")
+        for each in found
+        if each.results
+        for row in each.rows
+        if "system" in row
     }
     return {name: system.what for name, system in SYSTEMS.items() if name in names}
 

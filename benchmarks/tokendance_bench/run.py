@@ -52,6 +52,7 @@ class Run:
         self, name: str, out: Path, headline: Headline, environment: Mapping[str, Any], steps: int
     ) -> None:
         self.rows: list[Row] = []
+        self._now = ""
         self.path = out / "results.json"
         self._name, self._out, self._headline, self._environment = name, out, headline, dict(environment)
         self.console = Console()
@@ -80,16 +81,20 @@ class Run:
     def doing(self, what: str) -> None:
         """Say what is being measured now."""
         self._progress.update(self._task, description=f"{self._name}: {what}")
+        if not self.console.is_terminal and what != self._now:
+            self.console.print(f"{self._name}: {what}", markup=False, highlight=False)
+        self._now = what
 
     def expect(self, steps: int) -> None:
         """Change how many rows are expected."""
         self._progress.update(self._task, total=steps)
 
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Keep a finished row: shown, and written at once."""
+    def add(self, row: Mapping[str, Any], *, quiet: bool = False) -> None:
+        """Keep a finished row: written at once, and shown (unless `quiet`: one of very many)."""
         self.rows.append(dict(row))
         self._write(complete=False)
-        self.console.print(table("", [self.rows[-1]]))
+        if not quiet:
+            self.console.print(table("", [self.rows[-1]]))
         self._progress.advance(self._task)
 
     def headline(self) -> Row:

@@ -15,10 +15,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="tokendance bench report",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="examples:\n  tokendance bench report bench-results\n  tokendance bench report docs/benchmarks --to /tmp/r.html",
+        epilog="examples:\n  tokendance bench report bench-results\n"
+        "  tokendance bench report docs/benchmarks --to /tmp/report.html",
     )
     options.add_argument(
-        "folder", type=Path, help="holds NAME/results.json of each benchmark (or NAME.json, as docs/benchmarks does)"
+        "folder",
+        type=Path,
+        help="holds NAME/results.json of each benchmark (or NAME.json, as docs/benchmarks does)",
     )
     options.add_argument("--to", type=Path, help="the page; default: FOLDER/report.html")
     args = options.parse_args(argv)

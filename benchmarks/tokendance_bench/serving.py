@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from tokendance_sdk.cli_server import free_port, running_server, stop_group
@@ -48,12 +48,12 @@ def serving(
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores())
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(args.kv_gib)
     log.parent.mkdir(parents=True, exist_ok=True)
-    beside = lmcache_server(log.with_suffix(".lmcache.log")) if system.server == "lmcache" else nullcontext([])
-    with beside as own:
-        if system.server == "tokendance":
-            own = ["--plugin", "tokendance_engine"]
-        with running_server(model, [*common_arguments(model, args), *own, *more], log) as url:
-            yield url
+    with ExitStack() as stack:
+        own = ["--plugin", "tokendance_engine"] if system.server == "tokendance" else []
+        if system.server == "lmcache":
+            own = stack.enter_context(lmcache_server(log.with_suffix(".lmcache.log")))
+        arguments = [*common_arguments(model, args), *own, *more]
+        yield stack.enter_context(running_server(model, arguments, log))
 
 
 def common_arguments(model: str, args: argparse.Namespace) -> list[str]:
@@ -115,10 +115,8 @@ def _wait(process: subprocess.Popen[bytes], http: int, log: Path) -> None:
     end = time.monotonic() + _LMCACHE_START_SECONDS
     while time.monotonic() < end and process.poll() is None:
         with suppress(OSError):
-            try:
+            with suppress(urllib.error.HTTPError):  # any answer means that it is up
                 urllib.request.urlopen(f"http://127.0.0.1:{http}/", timeout=2).close()
-            except urllib.error.HTTPError:
-                pass  # any answer means that it is up
             return
         time.sleep(0.2)
     raise ChildError(f"LMCache's server did not come up (status {process.poll()}); see {log}\n{tail(log)}")

@@ -69,7 +69,8 @@ def wilson(hits: int, of: int, z: float = Z95) -> tuple[float, float]:
     share, square = hits / of, z * z
     centre = (share + square / (2 * of)) / (1 + square / of)
     half = z / (1 + square / of) * math.sqrt(share * (1 - share) / of + square / (4 * of * of))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # At the ends rounding would leave a hair.
+    return (centre - half if hits else 0.0), (centre + half if hits < of else 1.0)
 
 
 def spread(values: Sequence[float]) -> float:

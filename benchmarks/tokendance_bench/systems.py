@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any, Literal
 
 from tokendance_sdk.layout import Layout
@@ -101,11 +100,16 @@ def missing(system: System) -> str | None:
         if name not in RoundTag.model_fields:
             return f"requests have no field {name!r}"
     backend = (system.tag or {}).get("backend")
+    return None if backend is None or backend in backends() else f"there is no backend {backend!r}"
+
+
+def backends() -> frozenset[str]:
+    """Names of the engine's PIC backends; empty where the engine is not installed."""
     try:
-        there = backend is None or find_spec(f"tokendance_engine.reuse.backends.{backend}") is not None
+        from tokendance_engine.reuse.backends import names
     except ModuleNotFoundError:
-        there = False
-    return None if there else f"there is no backend {backend!r}"
+        return frozenset()
+    return frozenset(names())
 
 
 def named(name: str, allowed: Iterable[str] = tuple(SYSTEMS)) -> System:

@@ -10,7 +10,6 @@ from typing import Any
 from tokendance_sdk.prompt import RoundPrompt
 from tokendance_sdk.protocol import SEPARATOR
 
-
 MAX_CONTEXT = 8192
 """Longest context that benchmarks ask for."""
 

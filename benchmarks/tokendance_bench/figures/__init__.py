@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tokendance_bench.figures import answers, load, memory, time
-from tokendance_bench.figures.style import NothingToDrawError, canvas, save
+from tokendance_bench.figures.style import NothingToDrawError, canvas, drop, save
 
 __all__ = ["FIGURES", "Figure", "NothingToDrawError", "draw", "of"]
 
@@ -61,7 +61,7 @@ FIGURES: tuple[Figure, ...] = (
            "up to 2.7x the agents of vLLM with prefix caching.",
            "The target is plain vLLM's own median round latency with 3 agents, fixed before anything else runs; loads "
            "are multiples of what plain vLLM serves then."),
-    Figure("pages", "pages", "Agents that run at once in a fixed KV space", 1, memory.pages,
+    Figure("pages", "capacity", "Agents that run at once in a fixed KV space", 1, memory.pages,
            said="KV of a round of 10 agents: 1.8 dense caches instead of 10 at 7B (a formula, from the compression).",
            differs="Counted in a real engine: agents in vLLM's batch at the same time."),
     Figure("figure-11", "collective", "A whole round at once over the same reuse one request at a time", 1,
@@ -71,17 +71,17 @@ FIGURES: tuple[Figure, ...] = (
            "Loads are multiples of what the serial way serves alone. The serial way is our own implementation."),
     Figure("figure-12", "storage", "How small a stored agent gets, and how many of its pages changed", 2,
            memory.storage, "12",
-           "11.2x (7B) and 17.5x (14B) compression; 53.2 and 59.6 changed pages of 500 to 700 per agent. The second pair "
-           "does not close: 59.6 of 500 to 700 pages is 8x to 12x.",
+           "11.2x (7B) and 17.5x (14B) compression; 53.2 and 59.6 changed pages of 500 to 700 per agent. The second "
+           "pair does not close: 59.6 of 500 to 700 pages is 8x to 12x.",
            "Bit-exact mirrors: what differs at all is stored."),
     Figure("figure-13", "restore", "Milliseconds to bring an agent's KV back, fused and dense", 2, memory.restore, "13",
-           "10 agents: dense 0.59 ms, fused 0.43 ms per mirror; 1 agent fused 0.13 to 0.18 ms; fused 1.3x to 2.6x faster.",
+           "10 agents: dense 0.59 ms, fused 0.43 ms per mirror; 1 agent: fused 0.13 to 0.18 ms; 1.3x to 2.6x faster.",
            "CPU memory instead of GPU memory; no load besides."),
     Figure("figure-14", "fidelity", "How far next-token distributions are from full prefill", 2, answers.fidelity, "14",
            "Rounds until the first different answer: none within the trace in 3 of 8 scenarios, 3.3 % to 11.9 % fewer "
            "rounds in the others.",
-           "Answers are forced to the recorded ones, so that every token counts and errors do not hide behind the first "
-           "difference: KL divergence per round instead of the first different answer."),
+           "Answers are forced to the recorded ones, so that every token counts and errors do not hide behind the "
+           "first difference: KL divergence per round instead of the first different answer."),
     Figure("pareto", "pareto", "Fidelity against computed tokens, every backend and setting", 1, answers.pareto),
     Figure("judge", "judge", "How often a judge's choice flips", 1, answers.judge,
            differs="Full prefill with another order of the candidates stands beside it: what flips anyway."),
@@ -109,6 +109,10 @@ def draw(figure: Figure, rows: Sequence[Row], path: Path) -> Path:
     sheet, axes = canvas(figure.panels)
     try:
         figure.paint(rows, axes)
+        return save(sheet, figure.title, path)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        if isinstance(error, NothingToDrawError):
+            raise
         raise NothingToDrawError(f"{figure.name}: the rows lack what it shows ({error!r})") from error
-    return save(sheet, figure.title, path)
+    finally:
+        drop(sheet)

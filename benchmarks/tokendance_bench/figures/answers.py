@@ -16,7 +16,7 @@ def fidelity(rows: Rows, axes: Sequence[Any]) -> None:
     if not rows:
         raise NothingToDrawError("no rows")
     if single:
-        intervals = [(row.get("kl_low", row["kl"]), row.get("kl_high", row["kl"])) for row in single]
+        intervals = [_interval(row) for row in single]
         bars(axes[0], [row["level"] for row in single], [row["kl"] for row in single], intervals=intervals)
     axes[0].set_ylabel("KL divergence to full prefill (lower is better)")
     for workload, level in dict.fromkeys((row["workload"], row["level"]) for row in drifting):
@@ -33,6 +33,13 @@ def fidelity(rows: Rows, axes: Sequence[Any]) -> None:
         axes[1].legend(fontsize=8)
 
 
+def _interval(row: dict[str, Any]) -> tuple[float, float]:
+    """Older results have none."""
+    return float(row["kl_low" if "kl_low" in row else "kl"]), float(
+        row["kl_high" if "kl_high" in row else "kl"]
+    )
+
+
 def _context(row: dict[str, Any]) -> str:
     """Older results say it in the level's name."""
     return str(row.get("context") or ("transcript" if "transcript" in row["level"] else "single"))
@@ -41,13 +48,19 @@ def _context(row: dict[str, Any]) -> str:
 def pareto(rows: Rows, axes: Sequence[Any]) -> None:
     """One dot a setting: computed share of the prompt against KL; settings of one backend are joined."""
     backends = dict.fromkeys(row["backend"] for row in rows)
+    if not backends:
+        raise NothingToDrawError("no rows")
     for backend in backends:
         mine = sorted((r for r in rows if r["backend"] == backend), key=lambda r: r["computed_share"])
         across = [100 * row["computed_share"] for row in mine]
         axes[0].plot(across, [max(row["kl"], 1e-7) for row in mine], "o-", label=backend)
         for at, row in zip(across, mine, strict=True):
             axes[0].annotate(
-                row["setting"], (at, max(row["kl"], 1e-7)), fontsize=7, xytext=(4, 4), textcoords="offset points"
+                row["setting"],
+                (at, max(row["kl"], 1e-7)),
+                fontsize=7,
+                xytext=(4, 4),
+                textcoords="offset points",
             )
     axes[0].set_yscale("log")
     axes[0].set_xlabel("tokens computed for an agent, % of its prompt beyond the cached history")

@@ -14,7 +14,9 @@ def motivation(rows: Rows, axes: Sequence[Any]) -> None:
     """Left: latency of every sub-request in order of its start; right: most KV in use at a time."""
     colours = {"rounds": "#d62728", "independent": "#1f77b4"}
     for kind in by(rows, "kind", "latency_s"):
-        mine = sorted((r["index"], r["latency_s"]) for r in rows if r.get("kind") == kind and "latency_s" in r)
+        mine = sorted(
+            (r["index"], r["latency_s"]) for r in rows if r.get("kind") == kind and "latency_s" in r
+        )
         axes[0].plot(*zip(*mine, strict=True), ".", label=kind, color=colours.get(kind), alpha=0.7)
     axes[0].set_xlabel("request, in order of sending")
     axes[0].set_ylabel("latency in seconds")
@@ -45,13 +47,18 @@ def capacity(rows: Rows, axes: Sequence[Any]) -> None:
         if points:
             axes[0].plot(*zip(*points, strict=True), "o-", label=name, color=colour(name))
         most = [
-            max((r["agents"] for r in served if (r["system"], r["load"]) == (name, load) and within(r)), default=0)
+            max(
+                (r["agents"] for r in served if (r["system"], r["load"]) == (name, load) and within(r)),
+                default=0,
+            )
             for load in loads
         ]
         axes[1].plot(loads, most, "o-", label=name, color=colour(name))
     if slo:
         axes[0].axhline(slo, linestyle="--", color="black", linewidth=1)
-        axes[0].text(0, slo, f" target {slo:.2f} s", va="bottom", fontsize=8, transform=axes[0].get_yaxis_transform())
+        axes[0].text(
+            0, slo, f" target {slo:.2f} s", va="bottom", fontsize=8, transform=axes[0].get_yaxis_transform()
+        )
     axes[0].set_xlabel(f"agents in a round, at {shown:g} times plain vLLM's own rate with 3 agents")
     axes[0].set_ylabel("median round latency in seconds")
     axes[0].legend(fontsize=8)

@@ -18,7 +18,9 @@ def similarity(rows: Rows, axes: Sequence[Any]) -> None:
     for name in by(rows, series, "similarity"):
         mine = [row for row in rows if row.get(series) == name and row.get("similarity") is not None]
         axes[0].plot(
-            [row.get("page", n) for n, row in enumerate(mine)], [row["similarity"] for row in mine], label=str(name)
+            [row.get("page", n) for n, row in enumerate(mine)],
+            [row["similarity"] for row in mine],
+            label=str(name),
         )
     axes[0].set_xlabel("page of the shared region")
     axes[0].set_ylabel("similarity of its KV")
@@ -27,14 +29,18 @@ def similarity(rows: Rows, axes: Sequence[Any]) -> None:
 
 def pages(rows: Rows, axes: Sequence[Any]) -> None:
     """Members in vLLM's batch at the same time, by system."""
-    most = {name: max(each) for name, each in by(rows, "system", "running_at_once").items()}
+    small = [row for row in rows if row.get("part", "pages") == "pages"]
+    most = {name: max(each) for name, each in by(small, "system", "running_at_once").items()}
     bars(axes[0], list(most), list(most.values()), ".0f")
     axes[0].set_ylabel("agents running at once (higher is better)")
 
 
 def storage(rows: Rows, axes: Sequence[Any]) -> None:
     """Left: dense over stored bytes; right: changed pages of a stored member, each by what the row is called."""
-    label = next(key for key in ("case", "family", "workload", "system", "level") if any(key in r for r in rows))
+    labels = ("case", "family", "workload", "system", "level")
+    label = next((key for key in labels if any(key in row for row in rows)), None)
+    if label is None:
+        raise NothingToDrawError(f"no row has one of {', '.join(labels)}")
     for at, (columns, what) in enumerate(
         (
             (("ratio", "family_ratio", "mirror_ratio", "compression"), "dense bytes / stored bytes"),

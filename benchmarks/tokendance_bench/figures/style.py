@@ -41,7 +41,9 @@ def canvas(panels: int) -> tuple[Any, list[Any]]:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    sheet, axes = plt.subplots(1, panels, figsize=(1.5 + 5.5 * panels, 4.2), squeeze=False, layout="constrained")
+    sheet, axes = plt.subplots(
+        1, panels, figsize=(1.5 + 5.5 * panels, 4.2), squeeze=False, layout="constrained"
+    )
     for each in axes[0]:
         each.set_axisbelow(True)
         each.grid(axis="y", alpha=0.3)
@@ -49,14 +51,18 @@ def canvas(panels: int) -> tuple[Any, list[Any]]:
     return sheet, list(axes[0])
 
 
-def save(sheet: Any, title: str, path: Path) -> Path:
-    """Write the figure as PNG and let it go."""
+def drop(sheet: Any) -> None:
+    """Let a figure go."""
     from matplotlib import pyplot as plt
 
+    plt.close(sheet)
+
+
+def save(sheet: Any, title: str, path: Path) -> Path:
+    """Write the figure as PNG."""
     sheet.suptitle(title, fontsize=12)
     path.parent.mkdir(parents=True, exist_ok=True)
     sheet.savefig(path, dpi=110)
-    plt.close(sheet)
     return path
 
 

@@ -30,7 +30,16 @@ def prefill(rows: Rows, axes: Sequence[Any]) -> None:
     if plain:
         for place, (name, took) in enumerate(seconds.items()):
             if name != "vllm":
-                axes[0].text(place, took / 2, f"{plain / took:.2f}x", ha="center", va="center", fontsize=9, color="white", weight="bold")
+                axes[0].text(
+                    place,
+                    took / 2,
+                    f"{plain / took:.2f}x",
+                    ha="center",
+                    va="center",
+                    fontsize=9,
+                    color="white",
+                    weight="bold",
+                )
     axes[0].set_ylabel("seconds (lower is better)")
 
 
@@ -51,7 +60,7 @@ def histories(rows: Rows, axes: Sequence[Any]) -> None:
 def overhead(rows: Rows, axes: Sequence[Any]) -> None:
     """Every pair's ratio as a dot, and each kind's median as a line."""
     pairs = by(rows, "kind", "ratio")
-    for place, (kind, ratios) in enumerate(pairs.items()):
+    for place, ratios in enumerate(pairs.values()):
         # Dots side by side, in the order in which they were measured.
         across = [place - 0.3 + 0.6 * n / max(1, len(ratios) - 1) for n in range(len(ratios))]
         axes[0].plot(across, ratios, ".", alpha=0.6, color=colour("tokendance-balanced"))
@@ -69,7 +78,7 @@ def layouts(rows: Rows, axes: Sequence[Any]) -> None:
     groups = list(dict.fromkeys(row["workload"] for row in rows))
     names = list(dict.fromkeys((row["layout"], row["system"]) for row in rows))
     width = 0.8 / len(names)
-    hatches = {layout: hatch for layout, hatch in zip(dict(names), ("", "//", "..", "xx"), strict=False)}
+    hatches = dict(zip(dict(names), ("", "//", "..", "xx"), strict=False))
     for place, (layout, system) in enumerate(names):
         at, heights = [], []
         for group, workload in enumerate(groups):

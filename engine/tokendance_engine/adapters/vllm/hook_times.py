@@ -1,8 +1,8 @@
 """How much of vLLM's steps is spent in our hooks, counted inside its processes: for measurements, off unless asked for.
 
-With `TOKENDANCE_HOOK_TIMES=PREFIX` in the environment, each process of the engine writes `PREFIX.PID`, a JSON object with
-`steps` and `step_seconds` (the engine's steps; 0 in a worker of its own), `hook_calls` and `hook_seconds`. Without it
-nothing is wrapped.
+With `TOKENDANCE_HOOK_TIMES=PREFIX` in the environment, each process of the engine writes `PREFIX.PID`, a JSON object
+with `steps` and `step_seconds` (the engine's steps; 0 in a worker of its own), `hook_calls` and `hook_seconds`. Without
+it nothing is wrapped.
 """
 
 from __future__ import annotations
