@@ -53,6 +53,8 @@ def test_the_wheel_holds_every_module_and_type_marker(wheel: zipfile.ZipFile) ->
         folder = ROOT / base
         wanted |= {file.relative_to(folder.parent).as_posix() for file in folder.rglob("*.py")}
         wanted.add(f"{folder.name}/py.typed")
+        wanted |= {file.relative_to(folder.parent).as_posix() for file in folder.rglob("*.jinja")}
+    assert "tokendance_bench/report.html.jinja" in wanted
     assert wanted <= set(wheel.namelist())
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 from rich.console import Console
 from rich.table import Table
@@ -56,5 +58,11 @@ def _list() -> None:
     )
 
 
+def _on_terminate(number: int, frame: FrameType | None) -> None:
+    # As an exception, so that rows are kept and servers are taken down on the way out.
+    raise SystemExit(128 + number)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _on_terminate)
     raise SystemExit(main())

@@ -1,7 +1,8 @@
 """How far approximate reuse is from full prefill: KL and top-1 over recorded answers, and drift over rounds.
 
 Answers are forced to the recorded tokens, so every system is asked for the same next-token distributions. The
-noise floor is plain vLLM against itself with another order of requests.
+noise floor is plain vLLM against itself with another order of requests. A third part lets agents answer greedily, and
+counts the rounds before the first different answer.
 """
 
 from __future__ import annotations
@@ -10,21 +11,25 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from tokendance_sdk.prompt import RoundPrompt
 from tokendance_sdk.workload import Workload
 
-from tokendance_bench import stats
-from tokendance_bench.inproc import Engine, Outcome, Prompt, divergence
-from tokendance_bench.options import about, model_of, of_workload, parser, workload_of
+from tokendance_bench import greedy, stats
+from tokendance_bench.inproc import Engine, Outcome, divergence
+from tokendance_bench.options import about, model_of, of_workload, parser, positive, workload_of
 from tokendance_bench.run import Run
+from tokendance_bench.systems import backends
 from tokendance_bench.tokenizing import context_of
+from tokendance_bench.transcript import Transcript
 
 SYSTEMS: dict[str, dict[str, Any]] = {
     "balanced": {"fidelity": "balanced"},
     "fast": {"fidelity": "fast"},
     "balanced copy": {"fidelity": "balanced", "placement": "copy"},
     "fast copy": {"fidelity": "fast", "placement": "copy"},
+    "cacheblend15": {"backend": "cacheblend", "options": {"percent": 15}},
+    "epic": {"backend": "epic"},
 }
+PARTS = ("single", "drift", "greedy")
 """What is compared with full prefill; pages are shared where members can be aligned, unless `copy` is asked for."""
 
 
@@ -37,9 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser("fidelity", __doc__ or "", "ga-village10-newcomers", 5, examples)
     options.add_argument("--round", type=int, default=4, help="the recorded round that is asked for")
     options.add_argument("--answer-tokens", type=int, default=32, help="forced answer tokens")
-    options.add_argument(
-        "--systems", nargs="+", default=list(SYSTEMS), choices=SYSTEMS, help="what to compare"
-    )
+    there = [name for name, tag in SYSTEMS.items() if tag.get("backend", "master") in {"master", *backends()}]
+    options.add_argument("--systems", nargs="+", default=there, choices=there, help="what to compare")
     options.add_argument(
         "--drift-workloads",
         nargs="+",
@@ -56,11 +60,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=0,
         help="words by which each agent's history is shorter than the one before",
     )
-    options.add_argument("--skip", choices=("single", "drift"), help="leave one half out")
+    options.add_argument(
+        "--greedy-workloads",
+        nargs="+",
+        default=["ga-ville3-meet-and-greet", "ga-ville3-valentine", "nego-harbour7"],
+        help="rounds until the first different answer",
+    )
+    options.add_argument("--greedy-rounds", type=positive, default=6)
+    options.add_argument("--skip", choices=PARTS, nargs="+", default=[], help="leave parts out")
     args = options.parse_args(argv)
     if args.quick:
         args.systems = [name for name in args.systems if not name.endswith("copy")] or args.systems
         args.drift_rounds = min(args.drift_rounds, 4)
+        args.greedy_workloads, args.greedy_rounds = args.greedy_workloads[:1], min(args.greedy_rounds, 4)
     engine = Engine(
         model_of(args), kv_gib=args.kv_gib, dtype=args.dtype, max_model_len=context_of(model_of(args))
     )
@@ -68,24 +80,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     named: dict[str, Any] = {}
 
     def headline(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return {**named, **of_single(rows), **of_drift(rows)}
+        return {**named, **of_single(rows), **of_drift(rows), **of_greedy(rows)}
 
-    if args.skip != "single":
+    if "single" not in args.skip:
         steps += 1 + len(args.systems)
-    if args.skip != "drift":
+    if "drift" not in args.skip:
         steps += len(args.drift_workloads) * len(args.systems) * args.drift_rounds
+    if "greedy" not in args.skip:
+        steps += len(args.greedy_workloads) * (1 + len(args.systems))
     with Run("fidelity", args.out, headline, environment, steps) as run:
-        if args.skip != "single":
+        if "single" not in args.skip:
             workload = workload_of(args, engine, args.round + 1)
             named |= of_workload(workload)
             single(engine, workload, args.round, args.systems, args.answer_tokens, run)
-        if args.skip != "drift":
+        if "drift" not in args.skip:
             args.agents, args.block_tokens = args.drift_agents, args.drift_block_tokens
             args.history_tokens = args.drift_history_tokens
             for name in args.drift_workloads:
                 args.workload = name
                 workload = workload_of(args, engine, args.drift_rounds + 1)
                 drift(engine, workload, args.systems, args.answer_tokens, run, args.drift_uneven)
+        if "greedy" not in args.skip:
+            args.agents, args.block_tokens = args.drift_agents, args.drift_block_tokens
+            for name in args.greedy_workloads:
+                args.workload = name
+                workload = workload_of(args, engine, args.greedy_rounds)
+                run.doing(f"{name}, greedy, plain vLLM")
+                own, tokens = greedy.played(engine, workload, args.answer_tokens)
+                for system in (FLOOR, *args.systems):
+                    run.doing(f"{name}, greedy, {system}")
+                    found = greedy.compared(engine, own, tokens, SYSTEMS.get(system))
+                    run.add({"workload": name, "level": system, "context": "greedy", **found})
     return 0
 
 
@@ -170,42 +195,16 @@ def of_drift(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return found | {f"drift_{level}": round(statistics.median(each), 3) for level, each in growth.items()}
 
 
-class Transcript:
-    """Conversations that keep every round: history, then each round's blocks, task and own answer."""
-
-    def __init__(self, engine: Engine, workload: Workload, answer_tokens: int, uneven: int = 0) -> None:
-        self._engine = engine
-        self._workload = workload
-        self._answer_tokens = answer_tokens
-        self._history: dict[str, Any] = {
-            a.id: shortened(a.history, uneven * i) for i, a in enumerate(workload.agents)
-        }
-
-    def play(self, number: int, tag: dict[str, Any] | None) -> Outcome:
-        """One round with forced answers, which then stand in every agent's history."""
-        prompts: list[Prompt] = []
-        answers: list[list[int]] = []
-        for agent in self._workload.agents:
-            prompt = RoundPrompt.assemble(
-                agent.id,
-                self._history[agent.id],
-                self._workload.shared(number),
-                task=self._workload.rounds[number].task,
-                system=agent.system if number == 1 else None,
-            )
-            prompts.append(self._engine.prompt(prompt))
-            recorded = self._engine.encode(self._workload.rounds[number].outputs[agent.id])[
-                : self._answer_tokens
-            ]
-            answers.append(recorded)
-            self._history[agent.id] = prompt.answered(self._engine.tokenizer.decode(recorded))
-        return self._engine.round(prompts, tag, answers)
-
-
-def shortened(history: Sequence[str], words: int) -> list[str]:
-    """A history without the first words of its longest text."""
-    longest = max(range(len(history)), key=lambda i: len(history[i]), default=None)
-    return [" ".join(text.split(" ")[words:]) if i == longest else text for i, text in enumerate(history)]
+def of_greedy(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Per level the share of rounds before the first different answer, over all workloads."""
+    found: dict[str, float] = {}
+    mine = [row for row in rows if row["context"] == "greedy"]
+    for level in dict.fromkeys(row["level"] for row in mine):
+        each = [row for row in mine if row["level"] == level]
+        key = "noise_floor" if level == FLOOR else level.replace(" ", "_")
+        same, of = sum(row["rounds_same"] for row in each), sum(row["rounds"] for row in each)
+        found[f"rounds_same_{key}"] = round(same / of, 3)
+    return found
 
 
 def _row(

@@ -8,6 +8,8 @@ import pytest
 from tokendance_bench import (
     capacity,
     collective,
+    fidelity,
+    greedy,
     histories,
     layouts,
     motivation,
@@ -166,6 +168,38 @@ def test_histories_leave_the_first_round_out() -> None:
     ]
     assert histories.headline(rows)["speedup_vs_vllm_stored_fast"] == 2.0
     assert histories.headline(rows[:1]) == {}
+
+
+def fidelity_row(context: str, level: str, number: int, kl: float) -> dict[str, Any]:
+    return {"workload": "w", "context": context, "level": level, "round": number, "kl": kl, "top1": 0.9}
+
+
+def test_fidelity_tells_its_parts_apart() -> None:
+    rows = [
+        fidelity_row("single", fidelity.FLOOR, 4, 0.001),
+        fidelity_row("single", "fast copy", 4, 0.03),
+        *(fidelity_row("transcript", "fast copy", n, kl) for n, kl in enumerate((0.01, 0.01, 0.02, 0.02))),
+    ]
+    assert fidelity.of_single(rows) == {"kl_noise_floor": 0.001, "kl_fast_copy": 0.03, "top1_fast_copy": 0.9}
+    found = fidelity.of_drift(rows)
+    assert found["drift_fast_copy"] == found["drift_w_fast_copy"] == 2.0
+    assert found["max_kl_w_fast_copy"] == 0.02
+
+
+def test_greedy_rounds_are_counted_over_all_workloads() -> None:
+    rows = [
+        {"context": "greedy", "level": level, "rounds": 4, "rounds_same": same}
+        for level, same in ((fidelity.FLOOR, 4), (fidelity.FLOOR, 3), ("fast", 1), ("fast", 3))
+    ]
+    assert fidelity.of_greedy(rows) == {"rounds_same_noise_floor": 0.875, "rounds_same_fast": 0.5}
+
+
+def test_the_first_difference_is_the_earliest_token() -> None:
+    expected = [[1, 2, 3], [4, 5, 6]]
+    assert greedy.first_difference(expected, [[1, 2, 3], [4, 5, 6]]) is None
+    assert greedy.first_difference(expected, [[1, 2, 9], [4, 9, 6]]) == (1, 1)
+    with pytest.raises(ValueError, match="zip"):
+        greedy.first_difference(expected, [[1, 2], [4, 5, 6]])
 
 
 METRICS = """# HELP vllm:kv_cache_usage_perc KV-cache usage. 1 means 100 percent usage.

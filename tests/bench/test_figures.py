@@ -52,6 +52,7 @@ ROWS: Mapping[str, Sequence[dict[str, Any]]] = {
             "kl_high": 0.2,
         },
         {"workload": "w", "context": "transcript", "level": "fast", "round": 1, "kl": 0.1},
+        {"workload": "w", "context": "greedy", "level": "fast", "rounds": 6, "rounds_same": 4},
     ],
     "judge": [{"system": "fast", "flips": 1, "choices": 10}],
     "pareto": [

@@ -33,6 +33,28 @@ def fidelity(rows: Rows, axes: Sequence[Any]) -> None:
         axes[1].legend(fontsize=8)
 
 
+def greedy(rows: Rows, axes: Sequence[Any]) -> None:
+    """Rounds before the first different answer: groups of bars, one group a workload, one bar a level."""
+    mine = [row for row in rows if _context(row) == "greedy"]
+    if not mine:
+        raise NothingToDrawError("no row was measured greedily")
+    groups = list(dict.fromkeys(row["workload"] for row in mine))
+    levels = list(dict.fromkeys(row["level"] for row in mine))
+    width = 0.8 / len(levels)
+    for place, level in enumerate(levels):
+        each = {row["workload"]: row["rounds_same"] for row in mine if row["level"] == level}
+        at = [groups.index(workload) + (place - (len(levels) - 1) / 2) * width for workload in each]
+        drawn = axes[0].bar(at, list(each.values()), width * 0.92, label=level, color=colour(level))
+        axes[0].bar_label(drawn, fontsize=8)
+    for group, workload in enumerate(groups):
+        played = next(row["rounds"] for row in mine if row["workload"] == workload)
+        axes[0].hlines(played, group - 0.45, group + 0.45, color="black", linestyle="--", linewidth=1)
+    axes[0].set_xticks(range(len(groups)), groups, fontsize=8)
+    axes[0].set_ylabel("rounds before the first different answer")
+    axes[0].set_ylim(bottom=0)
+    axes[0].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+
+
 def _interval(row: dict[str, Any]) -> tuple[float, float]:
     """Older results have none."""
     return float(row["kl_low" if "kl_low" in row else "kl"]), float(
