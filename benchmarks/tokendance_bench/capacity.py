@@ -64,7 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     systems.add_urls(options)
     args = options.parse_args(argv)
     if args.quick:
-        args.loads, args.rounds, args.sessions = args.loads[1:2] or args.loads, min(args.rounds, 4), 2
+        args.loads, args.rounds, args.sessions = args.loads[1:2] or args.loads, min(args.rounds, 3), 1
+        args.history_tokens = min(args.history_tokens or 300, 300)
+        args.block_tokens = min(args.block_tokens or 60, 60)
         args.systems = [name for name in args.systems if name in QUICK] or args.systems
     counts = sizes(args)
     chosen = systems.chosen(options, args)

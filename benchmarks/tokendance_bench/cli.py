@@ -10,7 +10,9 @@ from types import FrameType
 
 from rich.console import Console
 from rich.table import Table
+from tokendance_sdk.errors import TokenDanceError
 
+from tokendance_bench.children import ChildError
 from tokendance_bench.registry import available
 
 COMMANDS = {
@@ -37,6 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(importlib.import_module(path).main(rest))
     except KeyboardInterrupt:
         return 130
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("tokendance_bench"):
+            raise
+        extra = "bench" if name == "report" else "engine-cpu"
+        print(f"{name} needs {error.name!r}, which is not here; pip install 'tokendance[{extra}]'", file=sys.stderr)
+        return 1
+    except (TokenDanceError, ChildError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
 
 
 def _list() -> None:

@@ -96,7 +96,7 @@ def run(name: str, arguments: Sequence[str]) -> Done:
 
 def report(out: Path) -> int:
     """Write the report of what is there; 1 if that fails, which must not hide the results."""
-    done = subprocess.run([sys.executable, "-m", "tokendance_bench.run_report", str(out)], check=False)
+    done = subprocess.run([sys.executable, "-m", "tokendance_bench.cli", "report", str(out)], check=False)
     return int(done.returncode != 0)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tokendance_bench import cli, registry, run_all
+from tokendance_bench.children import ChildError
 from tokendance_bench.registry import Benchmark
 
 NEED_ENGINE = (
@@ -35,6 +36,24 @@ def test_the_list_names_every_benchmark_with_its_question(capsys: pytest.Capture
 def test_an_unknown_name_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["prefil"]) == 2
     assert "prefill" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ModuleNotFoundError("no", name="vllm"), "pip install 'tokendance[engine-cpu]'"),
+        (ChildError("it ended"), "error: it ended"),
+    ],
+)
+def test_what_people_can_do_something_about_is_said_without_a_traceback(
+    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(path: str) -> None:
+        raise error
+
+    monkeypatch.setattr(cli.importlib, "import_module", fails)
+    assert cli.main(["prefill"]) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_questions_end_in_a_question_mark_and_names_are_distinct() -> None:
