@@ -43,7 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.name is None or error.name.startswith("tokendance_bench"):
             raise
         extra = "bench" if name == "report" else "engine-cpu"
-        print(f"{name} needs {error.name!r}, which is not here; pip install 'tokendance[{extra}]'", file=sys.stderr)
+        print(
+            f"{name} needs {error.name!r}, which is not here; pip install 'tokendance[{extra}]'",
+            file=sys.stderr,
+        )
         return 1
     except (TokenDanceError, ChildError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -53,8 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokens = Tokens.of(model_of(args))
     workload = workload_of(args, tokens, args.rounds + 2)
     sessions = [distinct(workload, f"s{n}") for n in range(args.sessions)]
-    pages = args.sessions * context_pages(tokens, sessions[0], args.rounds, args.answer_tokens)
-    more = ("--num-gpu-blocks-override", str(max(int(pages * args.holds), 2 * 8192 // PAGE) + 1))
+    contexts = context_tokens(tokens, sessions[0], args.rounds, args.answer_tokens)
+    pages = int(args.holds * args.sessions * sum(-(-size // PAGE) for size in contexts))
+    longest = -(-max(contexts) // PAGE)  # vLLM wants one context of the greatest length to fit
+    more = ("--num-gpu-blocks-override", str(max(pages, longest) + 1), "--max-model-len", str(longest * PAGE))
     requests = args.sessions * args.rounds * args.agents
 
     def headline(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -81,10 +83,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def context_pages(tokens: Tokens, workload: Workload, rounds: int, answer: int) -> int:
-    """Pages of the contexts of one session's agents in its last round."""
-    last = [len(tokens.prompt(workload.prompt(agent, rounds + 1)).tokens) for agent in workload.agents]
-    return sum(-(-(size + answer) // PAGE) for size in last)
+def context_tokens(tokens: Tokens, workload: Workload, rounds: int, answer: int) -> list[int]:
+    """Tokens of the contexts of one session's agents in its last round, answers included."""
+    prompts = (tokens.prompt(workload.prompt(agent, rounds)) for agent in workload.agents)
+    return [len(prompt.tokens) + answer for prompt in prompts]
 
 
 def alone(url: str, workload: Workload, args: Any) -> float:

@@ -38,8 +38,17 @@ ROWS: Mapping[str, Sequence[dict[str, Any]]] = {
         for at in (0.5, 1.0)
         for e in ("serial", "collective")
     ],
-    "storage": [{"case": "one", "ratio": 5.0, "changed_pages": 30}],
-    "restore": [{"agents": n, "dense_ms": 2.0 * n, "fused_ms": 1.0 * n} for n in (1, 3)],
+    "storage": [
+        {
+            "workload": "w",
+            "fidelity": "fast",
+            "ratio": 5.0,
+            "changed_blocks_median": 0.1,
+            "paper_layout_ratio": p,
+        }
+        for p in (None, 3.0)
+    ],
+    "restore": [{"members": n, "dense_ms": 2.0 * n, "fused_ms": 1.0 * n, "copy_ms": 0.5} for n in (1, 3)],
     "histories": [{"system": "vllm", "round": n, "seconds": 3.0} for n in (1, 2)],
     "fidelity": [
         {
@@ -64,7 +73,7 @@ ROWS: Mapping[str, Sequence[dict[str, Any]]] = {
         for at in ("history-first", "shared-first")
         for s in ("vllm", "tokendance-balanced")
     ],
-    "steady": [{"round": n, "hit_rate": 0.9, "seconds": 1.0} for n in range(10)],
+    "steady": [{"round": n, "hit_rate": 0.9, "ms": 1.0} for n in range(10)],
 }
 
 

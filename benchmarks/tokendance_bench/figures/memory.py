@@ -36,38 +36,61 @@ def pages(rows: Rows, axes: Sequence[Any]) -> None:
 
 
 def storage(rows: Rows, axes: Sequence[Any]) -> None:
-    """Left: dense over stored bytes; right: changed pages of a stored member, each by what the row is called."""
-    labels = ("case", "family", "workload", "system", "level")
-    label = next((key for key in labels if any(key in row for row in rows)), None)
-    if label is None:
-        raise NothingToDrawError(f"no row has one of {', '.join(labels)}")
-    for at, (columns, what) in enumerate(
-        (
-            (("ratio", "family_ratio", "mirror_ratio", "compression"), "dense bytes / stored bytes"),
-            (("changed_pages", "changed"), "changed pages per agent"),
+    """Left: dense over stored bytes of families, ours and the paper's layout; right: changed pages of a member."""
+    last: dict[str, dict[str, Any]] = {}
+    for row in rows:  # of each workload and fidelity the last round that was played
+        if row.get("ratio") is not None:
+            last[", ".join(str(row[key]) for key in ("workload", "fidelity") if key in row)] = row
+    if not last:
+        raise NothingToDrawError("no row has a ratio")
+    names = list(last)[::-1]
+    places = range(len(names))
+    ours = axes[0].barh(places, [last[name]["ratio"] for name in names], 0.4, color="#ff7f0e", label="ours")
+    axes[0].bar_label(ours, fmt="%.2f", fontsize=7)
+    theirs = [(n, last[name].get("paper_layout_ratio")) for n, name in enumerate(names)]
+    known = [(n, ratio) for n, ratio in theirs if ratio is not None]
+    if known:
+        axes[0].barh(
+            [n - 0.4 for n, _ in known],
+            [r for _, r in known],
+            0.35,
+            color="#1f77b4",
+            label="one member as master",
         )
-    ):
-        column = next((key for key in columns if any(row.get(key) is not None for row in rows)), None)
-        if column is None:
-            raise NothingToDrawError(f"no row has one of {', '.join(columns)}")
-        values = {name: statistics.median(each) for name, each in by(rows, label, column).items()}
-        bars(axes[at], [str(name) for name in values], list(values.values()))
-        axes[at].set_ylabel(what)
+        axes[0].legend(fontsize=7)
+    axes[0].set_xlabel("dense bytes / stored bytes (higher is better)")
+    changed = [100 * last[name]["changed_blocks_median"] for name in names]
+    axes[1].bar_label(axes[1].barh(places, changed, 0.6, color="#ff7f0e"), fmt="%.1f", fontsize=7)
+    axes[1].set_xlabel("changed pages of the median agent, % of all (the paper: 8 to 12 %)")
+    axes[0].set_yticks(places, names, fontsize=6)
+    axes[1].set_yticks(places, [""] * len(names))
+    for each in axes:
+        each.grid(visible=False, axis="y")
+        each.margins(x=0.15)
+        each.set_ylim(-0.8, len(names) - 0.5)
 
 
 def restore(rows: Rows, axes: Sequence[Any]) -> None:
-    """Left: milliseconds of both ways by agents (dense dashed); right: how many times faster fused is."""
-    dense = {n: statistics.median(each) for n, each in sorted(by(rows, "agents", "dense_ms").items())}
-    fused = {n: statistics.median(each) for n, each in sorted(by(rows, "agents", "fused_ms").items())}
-    axes[0].plot(list(dense), list(dense.values()), "s--", color="#1f77b4", label="dense")
-    axes[0].plot(list(fused), list(fused.values()), "o-", color="#ff7f0e", label="fused")
-    axes[0].set_xlabel("agents")
-    axes[0].set_ylabel("milliseconds per agent")
-    axes[0].set_ylim(bottom=0)
+    """Left: milliseconds per member of both ways and of a plain copy; right: how many times faster fused is."""
+    taken = {
+        way: {int(n): statistics.median(ms) / n for n, ms in sorted(by(rows, "members", f"{way}_ms").items())}
+        for way in ("dense", "fused")
+    }
+    styles = {"dense": ("s--", "#1f77b4"), "fused": ("o-", "#ff7f0e"), "copy": ("x:", "#7f7f7f")}
+    if any(row.get("copy_ms") is not None for row in rows):
+        copies = by(rows, "members", "copy_ms")
+        taken["copy"] = {int(n): statistics.median(ms) / n for n, ms in sorted(copies.items())}
+    for way, each in taken.items():
+        form, shade = styles[way]
+        label = "plain copy of as many bytes" if way == "copy" else way
+        axes[0].plot(list(each), list(each.values()), form, color=shade, label=label)
+    axes[0].set_ylabel("milliseconds per agent (lower is better)")
     axes[0].legend(fontsize=8)
-    both = [n for n in dense if n in fused]
-    axes[1].plot(both, [dense[n] / fused[n] for n in both], "o-", color="#ff7f0e")
+    both = [n for n in taken["dense"] if n in taken["fused"]]
+    axes[1].plot(both, [taken["dense"][n] / taken["fused"][n] for n in both], "o-", color="#ff7f0e")
     axes[1].axhline(1, linestyle="--", color="grey", linewidth=1)
-    axes[1].set_xlabel("agents")
     axes[1].set_ylabel("speed-up of fused (below 1: slower)")
-    axes[1].set_ylim(bottom=0)
+    for each_axes in axes:
+        each_axes.set_xlabel("agents restored together")
+        each_axes.set_xticks(both)
+        each_axes.set_ylim(bottom=0)

@@ -99,16 +99,24 @@ def layouts(rows: Rows, axes: Sequence[Any]) -> None:
     axes[0].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
 
 
+STEADY = {
+    "hit_rate": "hit rate",
+    "rss_mb": "memory of the process",
+    "stored_mb": "memory of the store",
+    "ms": "latency",
+}
+
+
 def steady(rows: Rows, axes: Sequence[Any]) -> None:
     """Every numeric column over the rounds, each relative to its median."""
     found = False
-    for name in ("hit_rate", "memory", "memory_bytes", "latency", "seconds"):
+    for name in STEADY:
         mine = [(row["round"], float(row[name])) for row in rows if row.get(name) is not None]
         middle = statistics.median([value for _, value in mine]) if mine else 0.0
         if middle:
             found = True
             axes[0].plot(
-                [n for n, _ in mine], [value / middle for _, value in mine], label=name.replace("_", " ")
+                [n for n, _ in mine], [value / middle for _, value in mine], label=STEADY[name], linewidth=1
             )
     if not found:
         raise NothingToDrawError("no row has a hit rate, memory or latency")
