@@ -63,10 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return {**of_workload(workload), "kv_pages": int(more[1]) - 1, **compared(rows)}
 
     with Run("motivation", args.out, headline, about(args), 2 * (requests + 1)) as run:
+        rate = args.rate
         for kind in KINDS:
             run.doing(f"{kind}, starting")
             with serving(SYSTEMS["vllm"], model_of(args), args, args.out / f"{kind}.log", more) as url:
-                rate = args.rate or alone(url, sessions[0], args)
+                rate = rate or alone(url, sessions[0], args)  # both kinds arrive at the same rate
                 run.doing(kind)
                 with watched(url) as usage:
                     latencies = asyncio.run(send(url, kind, sessions, args, rate))

@@ -48,7 +48,7 @@ FIGURES: tuple[Figure, ...] = (
            said="Up to 1.9x over per-request CacheBlend in the prefill phase.",
            differs="Histories are in the prefix cache before the clock starts. Our exact rivals are plain vLLM, and "
            "plain vLLM with the shared blocks put first."),
-    Figure("figure-02", "motivation", "Agents of rounds hold far more KV than as many independent requests", 2,
+    Figure("figure-02", "motivation", "Latency and KV in use: rounds of agents, and as many independent requests", 2,
            load.motivation, "2",
            "10 sessions of 25 agents take 41.5 GiB (99.3 % of the pool), 250 independent requests 24.8 GiB (59.2 %); "
            "P99 latency 136 s against 125 s (Qwen2.5-14B, A100 80 GB).",
