@@ -60,14 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument(
         "--fits", type=positive, default=4, help="agents of plain vLLM that the small KV space holds"
     )
-    systems.add_option(options, DEFAULT, ALLOWED)
+    systems.add_option(options, DEFAULT, ALLOWED, QUICK)
     systems.add_urls(options)
     args = options.parse_args(argv)
     if args.quick:
         args.loads, args.rounds, args.sessions = args.loads[1:2] or args.loads, min(args.rounds, 3), 1
         args.history_tokens = min(args.history_tokens or 300, 300)
         args.block_tokens = min(args.block_tokens or 60, 60)
-        args.systems = [name for name in args.systems if name in QUICK] or args.systems
     counts = sizes(args)
     chosen = systems.chosen(options, args)
     tokens = Tokens.of(model_of(args))

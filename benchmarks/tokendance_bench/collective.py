@@ -56,13 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options.add_argument("--loads", type=float, nargs="*", default=[], help="at a server, at these loads")
     options.add_argument("--rounds-per-load", type=positive, default=8)
-    systems.add_option(options, DEFAULT, DEFAULT)
+    systems.add_option(options, DEFAULT, DEFAULT, QUICK)
     args = options.parse_args(argv)
     counts = args.agents_list or ([5, 10] if args.quick else [3, 5, 10, 15, 20, 25])
     args.agents = max(counts)
     if args.quick:
         args.rounds = args.rounds[:1]
-        args.systems = [name for name in args.systems if name in QUICK] or args.systems
     chosen = systems.chosen(options, args)
     if not any(system.name.startswith("serial") for system in chosen):
         raise SystemExit(

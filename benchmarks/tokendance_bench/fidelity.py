@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--round", type=int, default=4, help="the recorded round that is asked for")
     options.add_argument("--answer-tokens", type=int, default=32, help="forced answer tokens")
     there = [name for name, tag in SYSTEMS.items() if tag.get("backend", "master") in {"master", *backends()}]
-    options.add_argument("--systems", nargs="+", default=there, choices=there, help="what to compare")
+    options.add_argument("--systems", nargs="+", choices=there, help="what to compare; default: all")
     options.add_argument(
         "--drift-workloads",
         nargs="+",
@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--greedy-rounds", type=positive, default=6)
     options.add_argument("--skip", choices=PARTS, nargs="+", default=[], help="leave parts out")
     args = options.parse_args(argv)
+    args.systems = args.systems or [n for n in there if not (args.quick and n.endswith("copy"))]
     if args.quick:
-        args.systems = [name for name in args.systems if not name.endswith("copy")] or args.systems
         args.drift_rounds = min(args.drift_rounds, 4)
         args.greedy_workloads, args.greedy_rounds = args.greedy_workloads[:1], min(args.greedy_rounds, 4)
     engine = Engine(

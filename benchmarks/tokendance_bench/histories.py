@@ -39,11 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--rounds", type=positive, default=3, help="the first one is not counted")
     options.add_argument("--answer-tokens", type=positive, default=8, help="tokens every agent generates")
     options.add_argument("--fits", type=positive, default=3, help="contexts that the KV space holds")
-    options.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
+    options.add_argument("--systems", nargs="+", choices=SYSTEMS, help="default: all")
     options.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = options.parse_args(argv)
-    if args.quick:
-        args.systems = [name for name in args.systems if name in QUICK] or args.systems
+    args.systems = args.systems or list(QUICK if args.quick else SYSTEMS)
     if args.child:
         return _child(args)
     given = list(argv if argv is not None else sys.argv[1:])

@@ -83,7 +83,8 @@ def about(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
     settings = {
         key: str(value) if isinstance(value, Path) else value
         for key, value in vars(args).items()
-        if key not in ("allowed_systems", "child", "out", "url") and not isinstance(value, Callable)  # type: ignore[arg-type]
+        if key not in ("allowed_systems", "default_systems", "quick_systems", "child", "out", "url")
+        and not isinstance(value, Callable)  # type: ignore[arg-type]
     }
     return environment(model=model_of(args), dtype=args.dtype, settings=settings, **more)
 

@@ -43,12 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument(
         "--fits", type=positive, default=4, help="agents of plain vLLM that the KV space holds"
     )
-    systems.add_option(options, ALLOWED, ALLOWED)
+    systems.add_option(options, ALLOWED, ALLOWED, QUICK)
     options.add_argument("--live", action="store_true", help="ample KV space: count the pages a round holds")
     options.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = options.parse_args(argv)
     if args.quick:
-        args.systems = [name for name in args.systems if name in QUICK] or args.systems
         args.agents = min(args.agents, 10)
     chosen = systems.chosen(options, args)
     if args.child:

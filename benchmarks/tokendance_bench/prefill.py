@@ -39,11 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument(
         "--rounds", type=int, nargs="+", default=[4, 5, 6], help="recorded rounds, one a repetition"
     )
-    systems.add_option(options, DEFAULT, ALLOWED)
+    systems.add_option(options, DEFAULT, ALLOWED, QUICK)
     args = options.parse_args(argv)
     if args.quick:
         args.rounds = args.rounds[:1]
-        args.systems = [name for name in args.systems if name in QUICK] or args.systems
     chosen = systems.chosen(options, args)
     engine = Engine(
         model_of(args), kv_gib=args.kv_gib, dtype=args.dtype, max_model_len=context_of(model_of(args))

@@ -140,13 +140,26 @@ def at_url(text: str) -> System:
     return System(name, f"a server at {url}", server="url", url=url.rstrip("/"))
 
 
-def add_option(options: argparse.ArgumentParser, default: Iterable[str], allowed: Iterable[str]) -> None:
-    """Add `--systems`; `chosen` reads it. Defaults that this version lacks are left out."""
-    allowed = tuple(allowed)
-    there = [name for name in default if not missing(SYSTEMS[name])]
-    options.set_defaults(allowed_systems=allowed)
+def add_option(
+    options: argparse.ArgumentParser,
+    default: Iterable[str],
+    allowed: Iterable[str],
+    quick: Iterable[str] | None = None,
+) -> None:
+    """Add `--systems`; `chosen` reads it.
+
+    Args:
+        default: without the option; of these, the ones that this version lacks are left out.
+        quick: the same with `--quick`.
+    """
+    allowed, default = tuple(allowed), tuple(default)
+    options.set_defaults(
+        allowed_systems=allowed,
+        default_systems=default,
+        quick_systems=default if quick is None else tuple(quick),
+    )
     options.add_argument(
-        "--systems", nargs="+", default=there, metavar="NAME", help=f"of: {', '.join(allowed)}"
+        "--systems", nargs="+", metavar="NAME", help=f"of {', '.join(allowed)}; default: {', '.join(default)}"
     )
 
 
@@ -163,7 +176,13 @@ def add_urls(options: argparse.ArgumentParser) -> None:
 
 
 def chosen(options: argparse.ArgumentParser, args: argparse.Namespace) -> list[System]:
-    """The systems asked for, then those at URLs; a wrong name ends the program with the allowed ones."""
+    """The systems asked for, then those at URLs; a wrong name ends the program with the allowed ones.
+
+    `args.systems` holds their names afterwards.
+    """
+    if args.systems is None:
+        names = args.quick_systems if getattr(args, "quick", False) else args.default_systems
+        args.systems = [name for name in names if not missing(SYSTEMS[name])]
     try:
         return [named(name, args.allowed_systems) for name in args.systems] + list(getattr(args, "url", []))
     except ValueError as error:

@@ -48,6 +48,17 @@ def test_systems_option_reads_names_and_urls() -> None:
         systems.chosen(options, options.parse_args(["--systems", "lmcache"]))
 
 
+def test_quick_has_systems_of_its_own_unless_they_are_named() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--quick", action="store_true")
+    systems.add_option(options, ("vllm", "lmcache"), ("vllm", "lmcache"), ("vllm",))
+    for given, names in (([], ["vllm", "lmcache"]), (["--quick"], ["vllm"])):
+        args = options.parse_args(given)
+        assert [system.name for system in systems.chosen(options, args)] == names == args.systems
+    args = options.parse_args(["--quick", "--systems", "lmcache"])
+    assert [system.name for system in systems.chosen(options, args)] == ["lmcache"]
+
+
 def test_keys_of_headlines_carry_no_dashes() -> None:
     assert [
         SYSTEMS[name].key for name in ("tokendance-fast-copy", "vllm-shared-first", "serial-balanced")
