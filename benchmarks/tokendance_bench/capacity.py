@@ -95,7 +95,7 @@ def sizes(args: argparse.Namespace) -> list[int]:
         wanted = set(args.agents_list)
     else:
         wanted = (
-            {BASE_AGENTS, args.agents}
+            {1, BASE_AGENTS, args.agents}
             if args.quick
             else {1, args.agents, *range(BASE_AGENTS, args.agents, 2)}
         )

@@ -64,7 +64,7 @@ def capacity(rows: Rows, axes: Sequence[Any]) -> None:
     axes[0].legend(fontsize=8)
     axes[1].set_xlabel("offered load, times plain vLLM's own rate with 3 agents")
     axes[1].set_ylabel("most agents within the target")
-    axes[1].set_ylim(bottom=0)
+    axes[1].set_ylim(0, 1 + max(row["agents"] for row in served))
     axes[1].legend(fontsize=8)
 
 
