@@ -6,15 +6,13 @@ Packing what a diff found is `cpu_rows.gather` over `blocks.present_rows`; it re
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
 import numba
 import numpy as np
 import numpy.typing as npt
-from numba.extending import overload
 from tokendance_engine.kernels.blocks import BLOCK
-from tokendance_engine.kernels.cpu import Rows, _narrow, _widen, supported
-from tokendance_engine.kernels.cpu_rows import PackedPlane
+from tokendance_engine.kernels.cpu import Rows
+from tokendance_engine.kernels.cpu_numbers import number, rounded
+from tokendance_engine.kernels.cpu_planes import PackedPlane, supported
 
 Masks = npt.NDArray[np.int32]
 
@@ -128,30 +126,6 @@ def _check(source: PackedPlanes, target: PackedPlanes, rows: Rows) -> None:
             raise ValueError(f"{2 * rows.cos.shape[1]} rotated dimensions; a key has {len(s.at.dim)}")
 
 
-def _number(bits: Any) -> Any:
-    """The float32 that stored bits stand for; exists only inside compiled code (the overload below)."""
-    raise NotImplementedError
-
-
-@overload(_number, inline="always")
-def _number_of(bits):  # type: ignore[no-untyped-def]
-    if bits == numba.uint16:
-        return lambda bits: _widen(bits)
-    return lambda bits: np.uint32(bits).view(np.float32)
-
-
-def _rounded(number: Any, like: Any) -> Any:
-    """A float32 as the bits of `like`'s width; exists only inside compiled code (the overload below)."""
-    raise NotImplementedError
-
-
-@overload(_rounded, inline="always")
-def _rounded_to(number, like):  # type: ignore[no-untyped-def]
-    if like == numba.uint16:
-        return lambda number, like: _narrow(number)
-    return lambda number, like: np.float32(number).view(np.uint32)
-
-
 @numba.njit(parallel=True, cache=True, nogil=True)
 def _diff_keys(  # type: ignore[no-untyped-def]
     masks, sp, sr, tp, tr, cos, sin, tolerance, sb, tb, st, tt, s1, t1, s2, t2, s3, t3
@@ -167,14 +141,14 @@ def _diff_keys(  # type: ignore[no-untyped-def]
                     break
                 s, t = sb[sp[i], h], tb[tp[i], h]
                 for j in range(half):
-                    x, y = _number(s[a + s1[j]]), _number(s[a + s2[j]])
+                    x, y = number(s[a + s1[j]]), number(s[a + s2[j]])
                     here1, here2 = t[b + t1[j]], t[b + t2[j]]
-                    moved1 = _rounded(x * cos[i, j] - y * sin[i, j], here1)
-                    moved2 = _rounded(y * cos[i, j] + x * sin[i, j], here2)
+                    moved1 = rounded(x * cos[i, j] - y * sin[i, j], here1)
+                    moved2 = rounded(y * cos[i, j] + x * sin[i, j], here2)
                     if moved1 != here1:
-                        changed |= not abs(_number(moved1) - _number(here1)) <= tolerance or tolerance == 0
+                        changed |= not abs(number(moved1) - number(here1)) <= tolerance or tolerance == 0
                     if moved2 != here2:
-                        changed |= not abs(_number(moved2) - _number(here2)) <= tolerance or tolerance == 0
+                        changed |= not abs(number(moved2) - number(here2)) <= tolerance or tolerance == 0
                 for j in range(len(s3)):
                     changed |= s[a + s3[j]] != t[b + t3[j]]
             if changed:
@@ -209,11 +183,11 @@ def _deviation(out, sp, sr, tp, tr, cos, sin, sb, tb, st, tt, s1, t1, s2, t2, s3
         for h in range(heads):
             s, t = sb[sp[i], h], tb[tp[i], h]
             for j in range(half):
-                x, y = _number(s[a + s1[j]]), _number(s[a + s2[j]])
-                e = _number(t[b + t1[j]]) - (x * cos[i, j] - y * sin[i, j])
-                f = _number(t[b + t2[j]]) - (y * cos[i, j] + x * sin[i, j])
+                x, y = number(s[a + s1[j]]), number(s[a + s2[j]])
+                e = number(t[b + t1[j]]) - (x * cos[i, j] - y * sin[i, j])
+                f = number(t[b + t2[j]]) - (y * cos[i, j] + x * sin[i, j])
                 total += e * e + f * f
             for j in range(len(s3)):
-                e = _number(t[b + t3[j]]) - _number(s[a + s3[j]])
+                e = number(t[b + t3[j]]) - number(s[a + s3[j]])
                 total += e * e
         out[i] = total

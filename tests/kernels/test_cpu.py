@@ -14,6 +14,8 @@ from page_packings import PACKINGS
 pytest.importorskip("numba")
 
 from tokendance_engine.kernels import cpu
+from tokendance_engine.kernels.cpu_moves import LONGEST, Runs, Turns, move
+from tokendance_engine.kernels.cpu_planes import PackedPlane, Separable, supported
 from tokendance_engine.kernels.reference import restore_reference
 
 
@@ -60,14 +62,21 @@ class Case:
 
     def run(self, neox: bool = True) -> torch.Tensor:
         out = self.cache.clone()
-        pages = cpu.as_array(out)
-        assert pages is not None
-        size = self.cache.shape[2]
-        key, value = (cpu.Separable.of(at.flatten(), size) for at in (self.key_at, self.value_at))
-        assert key is not None
-        assert value is not None
-        cpu.restore(pages, self.rows(), key, value, neox)
+        pages, rows = self.planes(out), self.rows()
+        runs = rows.runs()
+        cpu.restore(pages, pages, runs, Turns(runs, rows.cos, rows.sin, neox))
         return out
+
+    def planes(self, cache: torch.Tensor) -> cpu.Planes:
+        size = self.cache.shape[2]
+        planes = []
+        for at in (self.key_at, self.value_at):
+            where = Separable.of(at.flatten(), size)
+            assert where is not None
+            plane = PackedPlane.of_pages(cache, where)
+            assert plane is not None
+            planes.append(plane)
+        return cpu.Planes(*planes)
 
 
 def assert_same(case: Case, got: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -97,7 +106,7 @@ def test_it_equals_the_specification_in_both_pairings(
     assert_same(case, case.run(False), gptj)
 
 
-@pytest.mark.parametrize("n", [0, 1, cpu.CHUNK - 1, cpu.CHUNK, cpu.CHUNK + 1])
+@pytest.mark.parametrize("n", [0, 1, LONGEST - 1, LONGEST, LONGEST + 1])
 def test_any_number_of_rows_is_restored(n: int) -> None:
     case = Case.draw("tiles", torch.float32, 64, 64, n=n)
     got = case.run()
@@ -149,39 +158,100 @@ def test_a_full_turn_of_zero_angle_copies_keys_bit_for_bit() -> None:
 
 def test_a_packing_that_is_no_sum_of_token_and_dim_is_not_taken() -> None:
     key_at, _ = PACKINGS["rows"](16, 16)
-    assert cpu.Separable.of(key_at.flatten(), 16) is not None
+    assert Separable.of(key_at.flatten(), 16) is not None
     swizzled = key_at.clone()
     swizzled[3] = swizzled[3].flip(0)
-    assert cpu.Separable.of(swizzled.flatten(), 16) is None
+    assert Separable.of(swizzled.flatten(), 16) is None
+
+
+WHERE = Separable(np.arange(16) * 32, np.arange(16))
 
 
 def test_pages_that_are_not_contiguous_inside_are_not_taken() -> None:
-    assert cpu.as_array(torch.zeros(4, 16, 2, 32).transpose(1, 2)) is None
+    assert PackedPlane.of_pages(torch.zeros(4, 16, 2, 32).transpose(1, 2), WHERE) is None
 
 
 def test_pages_with_gaps_between_them_are_written_in_place() -> None:
     whole = torch.zeros(8, 2, 16, 32)
-    view = cpu.as_array(whole[::2])
-    assert view is not None
-    view[1] = 5.0
-    assert (whole[2] == 5).all()
-    assert whole.sum() == whole[2].sum()
+    plane = PackedPlane.of_pages(whole[::2], WHERE)
+    assert plane is not None
+    source = PackedPlane.of_rows(torch.full((16, 2, 16), 5.0))
+    page, row = np.ones(16, dtype=np.int64), np.arange(16)
+    move(source, plane, Runs.of(0 * page, row, page, row))
+    assert (whole[2, :, :, :16] == 5).all()
+    assert whole.sum() == whole[2, :, :, :16].sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("neox", [True, False])
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("rot", [0, 16, 64])
+def test_rows_in_order_are_rotated_into_pages_as_rows_in_pages_are(
+    packing: str, dtype: torch.dtype, neox: bool, rot: int
+) -> None:
+    """The store's rows are dense; from there and from pages the same bits must come, or a mirror is not its member."""
+    case = Case.draw(packing, dtype, 64, rot)
+    order = torch.arange(90)  # long runs, which meet the ends of pages on both sides
+    source, target = order % 64, order + 64 + 5
+    index = (source // 32, source % 32, target // 32, target % 32)
+    case = dataclasses.replace(case, index=index)
+    wanted = case.run(neox)
+    pages, got = case.planes(case.cache), case.cache.clone()
+    dense = torch.empty(2, 64, 2, 64, dtype=dtype)
+    out = case.planes(got)
+    from_pages = np.arange(64)
+    for plane, to in ((pages.key, dense[0]), (pages.value, dense[1])):
+        move(
+            plane,
+            PackedPlane.of_rows(to),
+            Runs.of(from_pages // 32, from_pages % 32, 0 * from_pages, from_pages),
+        )
+    rows = case.rows()
+    runs = Runs.of(0 * rows.source_page, source.numpy(), rows.target_page, rows.target_row)
+    held = cpu.Planes(*(PackedPlane.of_rows(x) for x in dense))
+    cpu.restore(held, out, runs, Turns(runs, rows.cos, rows.sin, neox))
+    assert torch.equal(got, wanted)
+    assert_same(case, got, case.expected(neox))
+
+
+def test_rows_that_follow_each_other_are_one_run_up_to_its_longest() -> None:
+    row = np.concatenate([np.arange(3, 3 + LONGEST + 2), [9, 8]])
+    page = np.zeros(len(row), dtype=np.int64)
+    runs = Runs.of(page, row, page, np.arange(len(row)))
+    assert runs.table[:, 4].tolist() == [LONGEST, 2, 1, 1]
+    assert runs.table[:, 5].tolist() == [0, LONGEST, LONGEST + 2, LONGEST + 3]
+    assert runs.table[:, 1].tolist() == [3, 3 + LONGEST, 9, 8]
 
 
 def test_only_dtypes_with_a_kernel_are_supported() -> None:
-    assert cpu.supported(torch.float32)
-    assert cpu.supported(torch.bfloat16)
-    assert not cpu.supported(torch.float16)
+    assert supported(torch.float32)
+    assert supported(torch.bfloat16)
+    assert not supported(torch.float16)
 
 
 def test_rows_of_different_lengths_and_too_wide_rotations_are_refused() -> None:
     case = Case.draw("rows", torch.float32, 64, 64)
-    pages, key = cpu.as_array(case.cache), cpu.Separable.of(case.key_at.flatten(), 32)
-    assert pages is not None
-    assert key is not None
-    short = dataclasses.replace(case.rows(), target_row=case.rows().target_row[:-1])
+    pages, rows = case.planes(case.cache), case.rows()
     with pytest.raises(ValueError, match="must have 90"):
-        cpu.restore(pages, short, key, key)
+        dataclasses.replace(rows, target_row=rows.target_row[:-1]).runs()
+    runs = rows.runs()
+    with pytest.raises(ValueError, match="must have 90 rows"):
+        Turns(runs, rows.cos[:-1], rows.sin)
     wide = np.zeros((90, 33), dtype=np.float32)
     with pytest.raises(ValueError, match="66 rotated dimensions; a key has 64"):
-        cpu.restore(pages, dataclasses.replace(case.rows(), cos=wide, sin=wide), key, key)
+        cpu.restore(pages, pages, runs, Turns(runs, wide, wide))
+    with pytest.raises(ValueError, match="of other rows"):
+        cpu.restore(pages, pages, rows.runs(), Turns(runs, rows.cos, rows.sin))
+
+
+def test_planes_that_do_not_fit_each_other_and_keys_of_half_precision_are_refused() -> None:
+    case = Case.draw("rows", torch.float32, 64, 64)
+    pages, rows = case.planes(case.cache), case.rows()
+    with pytest.raises(ValueError, match="2 heads of 64, into .* 3 heads of 64"):
+        move(pages.key, PackedPlane.of_rows(torch.zeros(90, 3, 64)), rows.runs())
+    half = PackedPlane.of_rows(torch.zeros(4, 2, 64, dtype=torch.float16))
+    at = np.arange(2)
+    runs = Runs.of(0 * at, at, 0 * at, at + 2)
+    move(half, half, runs)
+    with pytest.raises(ValueError, match=r"float16; allowed: float32, bfloat16"):
+        move(half, half, runs, Turns(runs, np.ones((2, 4), np.float32), np.ones((2, 4), np.float32)))

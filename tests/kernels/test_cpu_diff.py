@@ -16,7 +16,8 @@ pytest.importorskip("numba")
 
 from tokendance_engine.kernels import cpu, cpu_diff
 from tokendance_engine.kernels.blocks import changed_rows
-from tokendance_engine.kernels.cpu_rows import PackedPlane
+from tokendance_engine.kernels.cpu_moves import Turns
+from tokendance_engine.kernels.cpu_planes import PackedPlane, Separable
 from tokendance_engine.kernels.planes import Planes, RowMap
 from tokendance_engine.kernels.reference import deviation_reference, diff_reference
 
@@ -49,13 +50,16 @@ class Packed:
         angle = torch.rand(n, rot // 2, generator=generator) * 2 * math.pi
         rows = RowMap(source // 32, source % 32, target // 32, target % 32, angle.cos(), angle.sin(), neox)
         made = cls(cache, *PACKINGS[packing](32, dim), rows)
-        pages, (key, value) = cpu.as_array(cache), made.separable()
-        assert pages is not None
-        cpu.restore(pages, made.cpu_rows(), key, value, neox)
+        planes = [PackedPlane.of_pages(cache, at) for at in made.separable()]
+        assert planes[0] is not None
+        assert planes[1] is not None
+        pages, moved = cpu.Planes(planes[0], planes[1]), made.cpu_rows()
+        runs = moved.runs()
+        cpu.restore(pages, pages, runs, Turns(runs, moved.cos, moved.sin, neox))
         return made
 
-    def separable(self) -> tuple[cpu.Separable, cpu.Separable]:
-        key, value = (cpu.Separable.of(at.flatten(), 32) for at in (self.key_at, self.value_at))
+    def separable(self) -> tuple[Separable, Separable]:
+        key, value = (Separable.of(at.flatten(), 32) for at in (self.key_at, self.value_at))
         assert key is not None
         assert value is not None
         return key, value

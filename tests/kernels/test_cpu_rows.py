@@ -12,8 +12,8 @@ from plane_cases import bits
 
 pytest.importorskip("numba")
 
-from tokendance_engine.kernels import cpu
-from tokendance_engine.kernels.cpu_rows import PackedPlane, gather, scatter
+from tokendance_engine.kernels.cpu_planes import PackedPlane, Separable
+from tokendance_engine.kernels.cpu_rows import gather, scatter
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -21,7 +21,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 def plane_of(cache: torch.Tensor, packing: str, which: int) -> tuple[PackedPlane, torch.Tensor]:
     size, dim = cache.shape[2], cache.shape[3] // 2
     at = PACKINGS[packing](size, dim)[which]
-    separable = cpu.Separable.of(at.flatten(), size)
+    separable = Separable.of(at.flatten(), size)
     assert separable is not None
     plane = PackedPlane.of_pages(cache, separable)
     assert plane is not None
@@ -92,7 +92,7 @@ def test_no_rows_are_no_work() -> None:
 
 
 def test_pages_that_are_not_contiguous_inside_are_not_taken() -> None:
-    at = cpu.Separable.of(torch.arange(32), 16)
+    at = Separable.of(torch.arange(32), 16)
     assert at is not None
     assert PackedPlane.of_pages(torch.zeros(4, 16, 2, 32).transpose(1, 2), at) is None
 
