@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from tokendance_engine.kernels import cpu, cpu_diff, cpu_rows
 from tokendance_engine.kernels.blocks import present_rows
+from tokendance_engine.kernels.cpu_moves import Turns
+from tokendance_engine.kernels.cpu_planes import PackedPlane, Separable
 from tokendance_engine.kernels.planes import Planes, RowMap
 from tokendance_engine.kernels.reference import diff_reference
 
@@ -45,29 +47,27 @@ def measure(
     cache = torch.randn(pages, heads, page, 2 * dim, generator=generator).to(dtype)
     token, at = torch.arange(page)[:, None], torch.arange(dim)[None]
     key_at, value_at = at * page + token, page * dim + token * dim + at  # as vLLM's vector kernels pack
-    key, value = (cpu.Separable.of(where.flatten(), page) for where in (key_at, value_at))
-    array = cpu.as_array(cache)
+    key, value = (Separable.of(where.flatten(), page) for where in (key_at, value_at))
     assert key is not None
     assert value is not None
-    assert array is not None
     source = np.arange(rows, dtype=np.int64)
     target = source + rows
     angle = torch.rand(rows, dim // 2, generator=generator) * 6
     index = cpu.Rows(
         source // page, source % page, target // page, target % page, angle.cos().numpy(), angle.sin().numpy()
     )
-    k = cpu_rows.PackedPlane.of_pages(cache, key)
-    v = cpu_rows.PackedPlane.of_pages(cache, value)
+    k, v = PackedPlane.of_pages(cache, key), PackedPlane.of_pages(cache, value)
     assert k is not None
     assert v is not None
-    both = cpu_diff.PackedPlanes(k, v)
+    both, runs = cpu_diff.PackedPlanes(k, v), index.runs()
+    planes, turns = cpu.Planes(k, v), Turns(runs, index.cos, index.sin)
     one = rows * heads * 2 * dim * cache.element_size()  # K and V of one side
     copy_from, copy_to = cache[: pages // 2], torch.empty_like(cache[: pages // 2])
 
     speeds = [Speed("copy", 2 * one, _best(lambda: copy_to.copy_(copy_from), repeats))]
-    speeds.append(Speed("restore", 2 * one, _best(lambda: cpu.restore(array, index, key, value), repeats)))
+    speeds.append(Speed("restore", 2 * one, _best(lambda: cpu.restore(planes, planes, runs, turns), repeats)))
     speeds.append(Speed("diff, equal", 2 * one, _best(lambda: cpu_diff.diff(both, both, index), repeats)))
-    planes = Planes(*(cache.flatten(2)[:, :, at] for at in (key_at, value_at)))
+    plain = Planes(*(cache.flatten(2)[:, :, at] for at in (key_at, value_at)))
     place = torch.arange(2 * rows).view(2, rows)
     (from_page, to_page), (from_row, to_row) = place // page, place % page
     mapped = RowMap(from_page, from_row, to_page, to_row, angle.cos(), angle.sin())
@@ -75,7 +75,7 @@ def measure(
         Speed(
             "diff, equal, as specified in torch",
             2 * one,
-            _best(lambda: diff_reference(planes, planes, mapped), 1),
+            _best(lambda: diff_reference(plain, plain, mapped), 1),
         )
     )
     speeds.append(Speed("deviation", one, _best(lambda: cpu_diff.deviation(k, k, index), repeats)))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
 from tokendance_engine.kernels.cpu_moves import Runs, Turns, move
 from tokendance_engine.kernels.cpu_planes import Index, PackedPlane
 

@@ -6,6 +6,7 @@ Packing what a diff found is `cpu_rows.gather` over `blocks.present_rows`; it re
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 import numba
 import numpy as np
 import numpy.typing as npt

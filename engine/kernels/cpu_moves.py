@@ -13,7 +13,6 @@ from functools import cached_property
 import numba
 import numpy as np
 import numpy.typing as npt
-
 from tokendance_engine.kernels.cpu_numbers import number, rounded
 from tokendance_engine.kernels.cpu_planes import COLUMNS, ROWS, Index, PackedPlane, supported
 
@@ -98,12 +97,20 @@ def move(source: PackedPlane, target: PackedPlane, runs: Runs, turns: Turns | No
             f"rows of {source.dtype}, {source.heads} heads of {source.dim}, into {target.dtype}, {target.heads} heads "
             f"of {target.dim}; they must be equal"
         )
-    s, d = source.flat(), target.flat()
-    sides = (*s, *d, source.heads, runs.table)
+    sides = (
+        source.flat,
+        source.page,
+        source.head,
+        target.flat,
+        target.page,
+        target.head,
+        source.heads,
+        runs.table,
+    )
     tables = (source.at.token, target.at.token, source.at.dim, target.at.dim)
-    lies = source.lies(), target.lies()
+    lies = source.at.lies, target.at.lies
     if turns is None or not turns.cos.shape[1]:
-        _copy(*sides, *tables, 0, *lies, source.dense() and target.dense())
+        _copy(*sides, *tables, 0, *lies, source.at.dense and target.at.dense)
         return
     half = turns.cos.shape[1]
     if turns.runs is not runs:
@@ -145,32 +152,26 @@ def _copy(  # type: ignore[no-untyped-def]
     low, s_lies, d_lies, dense,
 ):  # fmt: skip
     """Dimensions from `low` on."""
-    dims, width = len(s_dim), len(s_dim) - low
+    dims, width = len(s_dim), np.uint64(len(s_dim) - low)
     for r in numba.prange(len(runs)):
         s_row, d_row, n = runs[r, 1], runs[r, 3], runs[r, 4]
         for h in range(heads):
-            s = source[runs[r, 0] * s_page + h * s_head :]
-            d = target[runs[r, 2] * d_page + h * d_head :]
+            s, d = runs[r, 0] * s_page + h * s_head, runs[r, 2] * d_page + h * d_head
             if dense:
-                a, b = s_token[s_row] + s_dim[0], d_token[d_row] + d_dim[0]
-                x, y = s[a : a + n * width], d[b : b + n * width]
-                for i in range(n * width):
-                    y[i] = x[i]
+                a, b = np.uint64(s + s_token[s_row] + s_dim[0]), np.uint64(d + d_token[d_row] + d_dim[0])
+                for i in range(np.uint64(n * dims)):
+                    target[b + i] = source[a + i]
             elif s_lies == 0 and d_lies == 0:
                 for t in range(n):
-                    a, b = s_token[s_row + t] + s_dim[low], d_token[d_row + t] + d_dim[low]
-                    x, y = s[a : a + width], d[b : b + width]
-                    for j in range(width):
-                        y[j] = x[j]
-            elif s_lies == 1 or d_lies == 1:
+                    a = np.uint64(s + s_token[s_row + t] + s_dim[low])
+                    b = np.uint64(d + d_token[d_row + t] + d_dim[low])
+                    for i in range(width):
+                        target[b + i] = source[a + i]
+            else:
                 for j in range(low, dims):
                     for t in range(n):
-                        d[d_token[d_row + t] + d_dim[j]] = s[s_token[s_row + t] + s_dim[j]]
-            else:
-                for t in range(n):
-                    x, y = s[s_token[s_row + t] :], d[d_token[d_row + t] :]
-                    for j in range(low, dims):
-                        y[d_dim[j]] = x[s_dim[j]]
+                        at = np.uint64(s + s_token[s_row + t] + s_dim[j])
+                        target[np.uint64(d + d_token[d_row + t] + d_dim[j])] = source[at]
 
 
 @numba.njit(parallel=True, cache=True, nogil=True)
@@ -208,33 +209,33 @@ def _turn_rows(  # type: ignore[no-untyped-def]
     first, second, cos, sin, d_lies,
 ):  # fmt: skip
     """A source row's elements are neighbours, pairs are half a row apart: row by row, spread out at the end."""
-    half, rot = len(first), 2 * len(first)
+    half = np.uint64(len(first))
     for r in numba.prange(len(runs)):
         s_row, d_row, n, at = runs[r, 1], runs[r, 3], runs[r, 4], runs[r, 5]
-        turned = np.empty((n, rot), dtype=target.dtype)
+        turned = np.empty(LONGEST * 2 * len(first), dtype=target.dtype)
         for h in range(heads):
-            s = source[runs[r, 0] * s_page + h * s_head :]
-            d = target[runs[r, 2] * d_page + h * d_head :]
+            s, d = runs[r, 0] * s_page + h * s_head, runs[r, 2] * d_page + h * d_head
             for t in range(n):
-                a = s_token[s_row + t] + s_dim[0]
-                x1, x2 = s[a : a + half], s[a + half : a + rot]
-                y1, y2 = turned[t, :half], turned[t, half:]
-                c, g = cos[at + t], sin[at + t]
+                x1 = np.uint64(s + s_token[s_row + t] + s_dim[0])
+                x2, y1, q = x1 + half, np.uint64(2 * t) * half, np.uint64(at + t)
+                y2 = y1 + half
                 for p in range(half):
-                    y1[p] = rounded(number(x1[p]) * c[p] - number(x2[p]) * g[p], x1[p])
+                    u, v = number(source[x1 + p]), number(source[x2 + p])
+                    turned[y1 + p] = rounded(u * cos[q, p] - v * sin[q, p], source[x1 + p])
                 for p in range(half):
-                    y2[p] = rounded(number(x2[p]) * c[p] + number(x1[p]) * g[p], x1[p])
+                    u, v = number(source[x1 + p]), number(source[x2 + p])
+                    turned[y2 + p] = rounded(v * cos[q, p] + u * sin[q, p], source[x1 + p])
+            rot = half + half
             if d_lies == 1:
                 for j in range(rot):
-                    b = d_token[d_row] + d_dim[j]
-                    y = d[b : b + n]
-                    for t in range(n):
-                        y[t] = turned[t, j]
+                    b = np.uint64(d + d_token[d_row] + d_dim[j])
+                    for t in range(np.uint64(n)):
+                        target[b + t] = turned[t * rot + j]
             else:
                 for t in range(n):
-                    y = d[d_token[d_row + t] :]
+                    b, y = d + d_token[d_row + t], np.uint64(t) * rot
                     for j in range(rot):
-                        y[d_dim[j]] = turned[t, j]
+                        target[np.uint64(b + d_dim[j])] = turned[y + j]
 
 
 @numba.njit(parallel=True, cache=True, nogil=True)

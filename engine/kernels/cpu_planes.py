@@ -8,6 +8,7 @@ verifies it against the backend's own writer first.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,27 @@ Bits = npt.NDArray[Any]
 WIDTHS = {2: torch.uint16, 4: torch.uint32}
 
 
-@dataclass(frozen=True, slots=True)
+ROWS, COLUMNS, OTHER = 0, 1, 2
+
+
+@dataclass(frozen=True, eq=False)
 class Separable:
     """Offsets of an element inside the flattened interior of one page and head: `token[t] + dim[d]`."""
 
     token: Index
     dim: Index
+
+    @cached_property
+    def lies(self) -> int:
+        """`ROWS` where a row's elements are neighbours, `COLUMNS` where a dimension's rows are, else `OTHER`."""
+        if bool((np.diff(self.dim) == 1).all()):
+            return ROWS
+        return COLUMNS if bool((np.diff(self.token) == 1).all()) else OTHER
+
+    @cached_property
+    def dense(self) -> bool:
+        """Whether rows of one head follow each other without a gap."""
+        return self.lies == ROWS and bool((np.diff(self.token) == len(self.dim)).all())
 
     @classmethod
     def of(cls, where: torch.Tensor, tokens: int) -> Separable | None:
@@ -37,17 +53,31 @@ class Separable:
         return cls(token, dim) if np.array_equal(table, token[:, None] + dim[None, :]) else None
 
 
-@dataclass(frozen=True, slots=True)
+@lru_cache(maxsize=256)
+def _in_order(n: int, heads: int, dim: int) -> Separable:
+    return Separable(np.arange(n, dtype=np.int64) * heads * dim, np.arange(dim, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PackedPlane:
-    """One plane as [pages, heads, interior] bits; element (token, dim) at `at.token[token] + at.dim[dim]`.
+    """One plane: element (token, dim) of a page and head at `at.token[token] + at.dim[dim]` from where they begin.
 
     Attributes:
-        bits: uint16 or uint32, a view of the memory it was made from.
+        flat: all of the memory as bits, uint16 or uint32, a view; one contiguous array, because compiled code goes
+            through that much faster than through strides.
+        pages, heads: how many.
+        page, head: elements from one to the next.
+        inside: elements from the first to the last of a page and head.
         at: packing inside a page and head.
         dtype: what the bits are.
     """
 
-    bits: Bits
+    flat: Bits
+    pages: int
+    page: int
+    heads: int
+    head: int
+    inside: int
     at: Separable
     dtype: torch.dtype
 
@@ -57,8 +87,10 @@ class PackedPlane:
         pages, heads, size, width = cache.shape
         if cache.device.type != "cpu" or cache[0].stride() != (size * width, width, 1):
             return None
-        flat = cache.as_strided((pages, heads, size * width), (cache.stride(0), size * width, 1))
-        return cls(flat.view(WIDTHS[cache.element_size()]).numpy(), at, cache.dtype)
+        inside, page = size * width, cache.stride(0)
+        flat = cache.as_strided((page * (pages - 1) + heads * inside,), (1,))
+        bits = flat.view(WIDTHS[cache.element_size()]).numpy()
+        return cls(bits, pages, page, heads, inside, inside, at, cache.dtype)
 
     @classmethod
     def of_rows(cls, rows: torch.Tensor) -> PackedPlane:
@@ -73,46 +105,22 @@ class PackedPlane:
             )
         n, heads, dim = rows.shape
         bits = rows.view(WIDTHS[rows.element_size()]).numpy().reshape(-1)
-        # Heads overlap on purpose: a row's stride steps over all of them.
-        reach = max(0, (n - 1) * heads * dim + dim)
-        view = np.lib.stride_tricks.as_strided(
-            bits, (1, heads, reach), (0, dim * bits.itemsize, bits.itemsize), writeable=True
-        )
-        at = Separable(np.arange(n, dtype=np.int64) * heads * dim, np.arange(dim, dtype=np.int64))
-        return cls(view, at, rows.dtype)
-
-    @property
-    def heads(self) -> int:
-        return int(self.bits.shape[1])
+        inside = max(0, (n - 1) * heads * dim + dim)
+        return cls(bits, 1, 0, heads, dim, inside, _in_order(n, heads, dim), rows.dtype)
 
     @property
     def dim(self) -> int:
         """Elements of a row and head."""
         return len(self.at.dim)
 
-    def flat(self) -> tuple[Bits, int, int]:
-        """All of the memory as one array, and the elements from page to page and from head to head.
-
-        One contiguous array, because compiled code goes through that much faster than through strides.
-        """
-        size = self.bits.itemsize
-        page, head = self.bits.strides[0] // size, self.bits.strides[1] // size
-        pages, heads, inside = self.bits.shape
-        reach = (pages - 1) * page + (heads - 1) * head + inside if self.bits.size else 0
-        return np.lib.stride_tricks.as_strided(self.bits, (reach,), (size,), writeable=True), page, head
-
-    def lies(self) -> int:
-        """`ROWS` where a row's elements are neighbours, `COLUMNS` where a dimension's rows are, else `OTHER`."""
-        if bool((np.diff(self.at.dim) == 1).all()):
-            return ROWS
-        return COLUMNS if bool((np.diff(self.at.token) == 1).all()) else OTHER
-
-    def dense(self) -> bool:
-        """Whether rows of one head follow each other without a gap."""
-        return self.lies() == ROWS and bool((np.diff(self.at.token) == self.dim).all())
-
-
-ROWS, COLUMNS, OTHER = 0, 1, 2
+    @property
+    def bits(self) -> Bits:
+        """The memory as [pages, heads, inside]; heads of plain rows overlap, since a row steps over all of them."""
+        size = self.flat.itemsize
+        strides = (self.page * size, self.head * size, size)
+        return np.lib.stride_tricks.as_strided(
+            self.flat, (self.pages, self.heads, self.inside), strides, writeable=True
+        )
 
 
 def supported(dtype: torch.dtype) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-
 from tokendance_engine.kernels.cpu_moves import Runs, move
 from tokendance_engine.kernels.cpu_planes import Index, PackedPlane
 

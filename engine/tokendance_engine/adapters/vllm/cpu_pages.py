@@ -7,21 +7,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from tokendance_engine.adapters.vllm.pages import (
     Layer,
     PackingError,
     PagedKV,
+    Place,
     Restore,
+    Take,
     rotation,
     scratch_like,
     write_rows,
 )
 from tokendance_engine.kernels import cpu
-from tokendance_engine.kernels.rope import rotate
-from tokendance_engine.reuse.ports import MemberJob
+from tokendance_engine.kernels.cpu_moves import Runs, Turns, move
+from tokendance_engine.kernels.cpu_planes import Index, PackedPlane, Separable, supported
+from tokendance_engine.kernels.rope import RopeTable, rotate
+from tokendance_engine.reuse.ports import MemberJob, PageTable
 
 
 class CpuPagedKV(PagedKV):
@@ -33,67 +36,96 @@ class CpuPagedKV(PagedKV):
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         super().__init__(layers)
-        key = cpu.Separable.of(self.packing.key, self.page_size)
-        value = cpu.Separable.of(self.packing.value, self.page_size)
-        arrays = [cpu.as_array(layer.cache) for layer in self.layers]
-        if key is None or value is None or any(a is None for a in arrays):
+        dtype = self.layers[0].cache.dtype
+        if not supported(dtype):
+            raise PackingError(f"no raw stores for {dtype}")
+        key = Separable.of(self.packing.key, self.page_size)
+        value = Separable.of(self.packing.value, self.page_size)
+        if key is None or value is None:
             raise PackingError("the page packing is not separable")
-        if not cpu.supported(self.layers[0].cache.dtype):
-            raise PackingError(f"no raw stores for {self.layers[0].cache.dtype}")
         self._key, self._value = key, value
-        self._arrays = [a for a in arrays if a is not None]
+        self._planes = [self._planes_of(layer.cache) for layer in self.layers]
         with _all_cores():
             for layer in {id(x.rope): x for x in self.layers}.values():
                 self._verify(layer)
-            self._compile_remake()
+            self._compile_rest()
 
     @torch.inference_mode()
     def restore(self, jobs: Sequence[MemberJob]) -> None:
         """As `PagedKV.restore`, all members in one pass per layer."""
         work = [Restore.of(job, self.page_size) for job in jobs if len(job.moves)]
-        if not work:
-            return
-        by_rope = {id(x.rope): self._rows_of(work, x) for x in {id(x.rope): x for x in self.layers}.values()}
-        for layer, array in zip(self.layers, self._arrays, strict=True):
-            neox = layer.rope.neox if layer.rope is not None else True
-            cpu.restore(array, by_rope[id(layer.rope)], self._key, self._value, neox)
+        if work:
+            runs, turns = self._of_work(work, self._ropes())
+            for layer, planes in zip(self.layers, self._planes, strict=True):
+                cpu.restore(planes, planes, runs, turns[id(layer.rope)])
 
     @torch.inference_mode()
-    def remake(
-        self, layer: int, keys: torch.Tensor, old: npt.NDArray[np.int64], new: npt.NDArray[np.int64]
-    ) -> torch.Tensor:
+    def remake(self, layer: int, keys: torch.Tensor, old: Index, new: Index) -> torch.Tensor:
         """As `PagedKV.remake`: the same compiled pass, over rows that lie one after the other."""
         rope = self.layers[layer].rope
         if rope is None or np.array_equal(old, new):
             return keys
-        made = keys.clone(memory_format=torch.contiguous_format)
-        array: npt.NDArray[np.generic] = (
-            made.view(torch.uint16).numpy() if made.dtype == torch.bfloat16 else made.numpy()
-        )
-        row, none = np.arange(len(made)), np.zeros(len(made), dtype=np.int64)
-        cos, sin = (x[:, 0].contiguous().numpy() for x in rotation(rope, old, new, torch.device("cpu")))
-        plain = cpu.Separable(np.zeros(1, dtype=np.int64), np.arange(self.dim))
-        empty = cpu.Separable(np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64))
-        cpu.restore(array, cpu.Rows(row, none, row, none, cos, sin), plain, empty, rope.neox)
+        row, page = np.arange(len(keys)), np.zeros(len(keys), dtype=np.int64)
+        runs = Runs.of(page, row, page, row)
+        keys = keys.contiguous()
+        made = torch.empty_like(keys)
+        turns = _turns(rope, runs, old, new)
+        move(PackedPlane.of_rows(keys), PackedPlane.of_rows(made), runs, turns)
         return made
 
-    def _rows_of(self, work: Sequence[Restore], layer: Layer) -> cpu.Rows:
-        rows = np.concatenate([w.rows for w in work])
-        source = np.concatenate([w.master_pages[w.rows // self.page_size] for w in work]).astype(np.int64)
-        slots = np.concatenate([w.slots for w in work])
-        none = np.zeros((len(rows), 0), dtype=np.float32)
-        cos = sin = none
-        if layer.rope is not None:
-            angles = [w.angles(layer.rope, torch.device("cpu")) for w in work]
-            cos, sin = (torch.cat(part)[:, 0].contiguous().numpy() for part in zip(*angles, strict=True))
-        return cpu.Rows(
-            source, rows % self.page_size, slots // self.page_size, slots % self.page_size, cos, sin
-        )
+    def placing(self, rows: Index, pages: PageTable, tokens: Index, old: Index, new: Index) -> Place:
+        """As `PagedKV.placing`: gathered, rotated and written in one pass."""
+        to_page, to_row = self._places(pages, tokens)
+        runs = Runs.of(np.zeros(len(rows), dtype=np.int64), rows, to_page, to_row)
+        turns = {key: _turns(rope, runs, old, new) for key, rope in self._ropes().items()}
 
-    def _compile_remake(self) -> None:
-        """Dense rows are another array type to numba: compile for them here, not while a round waits."""
+        def place(layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+            source = cpu.Planes(PackedPlane.of_rows(key), PackedPlane.of_rows(value))
+            cpu.restore(source, self._planes[layer], runs, turns[id(self.layers[layer].rope)])
+
+        return place
+
+    def taking(self, pages: PageTable, tokens: Index) -> Take:
+        """As `PagedKV.taking`: only these rows are read, straight into place."""
+        n, (page, row) = len(tokens), self._places(pages, tokens)
+        runs = Runs.of(page, row, np.zeros(n, dtype=np.int64), np.arange(n, dtype=np.int64))
+
+        def take(layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+            made = torch.empty(2, n, self.heads, self.dim, dtype=self.layers[layer].cache.dtype)
+            cpu.restore(
+                self._planes[layer], cpu.Planes(*(PackedPlane.of_rows(plane) for plane in made)), runs
+            )
+            return made[0], made[1]
+
+        return take
+
+    def _places(self, pages: PageTable, tokens: Index) -> tuple[Index, Index]:
+        return pages[tokens // self.page_size].astype(np.int64), tokens % self.page_size
+
+    def _planes_of(self, cache: torch.Tensor) -> cpu.Planes:
+        key, value = (PackedPlane.of_pages(cache, at) for at in (self._key, self._value))
+        if key is None or value is None:
+            raise PackingError("the pages are not contiguous inside")
+        return cpu.Planes(key, value)
+
+    def _ropes(self) -> dict[int, RopeTable | None]:
+        return {id(layer.rope): layer.rope for layer in self.layers}
+
+    def _of_work(
+        self, work: Sequence[Restore], ropes: dict[int, RopeTable | None]
+    ) -> tuple[Runs, dict[int, Turns | None]]:
+        rows, slots, old, new = (
+            np.concatenate([getattr(w, name) for w in work]) for name in ("rows", "slots", "old", "new")
+        )
+        source = np.concatenate([w.master_pages[w.rows // self.page_size] for w in work]).astype(np.int64)
+        runs = Runs.of(source, rows % self.page_size, slots // self.page_size, slots % self.page_size)
+        return runs, {key: _turns(rope, runs, old, new) for key, rope in ropes.items()}
+
+    def _compile_rest(self) -> None:
+        """Rows outside pages are other loops: compile those here, not while a round waits."""
         one = torch.zeros(1, self.heads, self.dim, dtype=self.layers[0].cache.dtype)
-        self.remake(0, one, np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64))
+        for layer in {id(x.rope): i for i, x in enumerate(self.layers)}.values():
+            self.remake(layer, one, np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64))
 
     def _verify(self, layer: Layer) -> None:
         """The fused pass must leave the very bytes that the backend's writer leaves, up to one rounding of a key."""
@@ -119,15 +151,21 @@ class CpuPagedKV(PagedKV):
             np.array([[0, 3, size, 0, 3]]),
             [],
         )
-        array = cpu.as_array(ours.cache)
-        if array is None:
-            raise PackingError("scratch pages are not laid out like the engine's")
-        index = self._rows_of([Restore.of(job, size)], layer)
-        cpu.restore(array, index, self._key, self._value, layer.rope.neox if layer.rope else True)
+        planes = self._planes_of(ours.cache)
+        runs, turns = self._of_work([Restore.of(job, size)], {id(layer.rope): layer.rope})
+        cpu.restore(planes, planes, runs, turns[id(layer.rope)])
         a, b = (self.read(copy, torch.arange(4)) for copy in (ours, theirs))
         tolerance = {torch.float32: 1e-5, torch.bfloat16: 8e-3}[cache.dtype]
         if not torch.equal(a[1], b[1]) or not torch.allclose(a[0], b[0], rtol=tolerance, atol=tolerance):
             raise PackingError("raw stores differ from the attention backend's own writer")
+
+
+def _turns(rope: RopeTable | None, runs: Runs, old: Index, new: Index) -> Turns | None:
+    """How keys turn; None where none does."""
+    if rope is None or np.array_equal(old, new):
+        return None
+    cos, sin = (x[:, 0].contiguous().numpy() for x in rotation(rope, old, new, torch.device("cpu")))
+    return Turns(runs, cos, sin, rope.neox)
 
 
 class _all_cores:  # noqa: N801 - reads as a statement

@@ -7,7 +7,7 @@ through that writer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,12 @@ import torch
 
 from tokendance_engine.kernels.rope import RopeTable, rotate
 from tokendance_engine.reuse.ports import MemberJob, PageTable
+
+Index = npt.NDArray[np.int64]
+Place = Callable[[int, torch.Tensor, torch.Tensor], None]
+"""(layer, K, V of all source rows, [rows, heads, dim] each, contiguous): writes the chosen ones into pages."""
+Take = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+"""(layer) -> K and V, [n, heads, dim] each."""
 
 _DIGIT = 256
 """Index patterns are written in base 256: every digit is exact in bf16, fp16 and fp32."""
@@ -162,6 +168,47 @@ class PagedKV:
         device = self.layers[layer].cache.device
         cos, sin = rotation(rope, old, new, device)
         return rotate(keys.to(device), cos, sin, neox=rope.neox).to(keys.device)
+
+    def placing(self, rows: Index, pages: PageTable, tokens: Index, old: Index, new: Index) -> Place:
+        """How rows of host memory get into pages, worked out once for all layers.
+
+        Args:
+            rows: rows to take, int64 [n].
+            pages: page table of the tokens.
+            tokens: where they go, int64 [n].
+            old, new: positions their keys stand at and must stand at, int64 [n].
+        """
+        device = self.layers[0].cache.device
+        at, take = self._slots(pages, tokens, device), torch.from_numpy(rows)
+
+        def place(layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+            made = self.remake(layer, key.index_select(0, take), old, new)
+            write_rows(self.layers[layer], made.to(device), value.index_select(0, take).to(device), at)
+
+        return place
+
+    def taking(self, pages: PageTable, tokens: Index) -> Take:
+        """How tokens' rows are read, K and V [n, heads, dim] as stored, worked out once for all layers.
+
+        Args:
+            pages: page table of the tokens.
+            tokens: int64 [n], in any order.
+        """
+        device = self.layers[0].cache.device
+        used, place = np.unique(tokens // self.page_size, return_inverse=True)
+        rows = place.astype(np.int64) * self.page_size + tokens % self.page_size
+        from_pages = torch.from_numpy(pages[used].astype(np.int64)).to(device)
+        at = torch.from_numpy(rows).to(device)
+
+        def take(layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+            key, value = self.read(self.layers[layer], from_pages)
+            return key.index_select(0, at), value.index_select(0, at)
+
+        return take
+
+    def _slots(self, pages: PageTable, tokens: Index, device: torch.device) -> torch.Tensor:
+        page = pages[tokens // self.page_size].astype(np.int64)
+        return torch.from_numpy(page * self.page_size + tokens % self.page_size).to(device)
 
     @torch.inference_mode()
     def restore(self, jobs: Sequence[MemberJob]) -> None:
