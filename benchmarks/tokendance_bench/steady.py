@@ -123,7 +123,7 @@ def headline_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     def over(name: str, digits: int = 3) -> float:
         early, late = (statistics.median(row[name] for row in part) for part in (first, last))
-        return round(late / early, digits)
+        return round(float(late / early), digits)
 
     return {
         "hit_rate_last_over_first": over("hit_rate"),
