@@ -112,7 +112,7 @@ def family(
     ids = np.arange(shared, dtype=np.int32)
     store.put_master(key, 1, ids, reader(kv, master))
     rng = np.random.default_rng(0)
-    tables = [np.arange(each, dtype=np.int32) + master_pages + i * each for i in range(members)]
+    tables: list[Table] = [np.arange(each, dtype=np.int32) + master_pages + i * each for i in range(members)]
     for i, table in enumerate(tables):
         # Other members' histories are longer or shorter, so every one has a phase of its own.
         begin = tokens - shared - i
