@@ -10,6 +10,7 @@ from pathlib import Path
 
 from api_reference import api_pages
 from tokendance_engine.config import config_table
+from tokendance_engine.observe.metrics import metrics_table
 from tokendance_engine.reuse import backends
 from tokendance_sdk.protocol import HEADER_FIELDS, FallbackReason, MemberReport, PlacementReason, RoundTag
 
@@ -20,7 +21,12 @@ NOTE = "<!-- Written by docs/generate.py; do not edit. -->\n\n"
 def pages() -> dict[str, str]:
     """File name -> content."""
     api = {name: NOTE + content for name, content in api_pages().items()}
-    return {"settings.md": settings(), "protocol.md": protocol(), **api}
+    return {"settings.md": settings(), "protocol.md": protocol(), "metrics.md": metrics(), **api}
+
+
+def metrics() -> str:
+    """Every Prometheus family of the engine."""
+    return NOTE + "# Metrics\n\nHow to read them: `docs/metrics.md`.\n\n" + metrics_table() + "\n"
 
 
 def settings() -> str:

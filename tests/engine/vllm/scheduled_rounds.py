@@ -42,11 +42,18 @@ class BareIntake(Intake):
         self.filler, self.neutral, self.unsupported = FILLER, NEUTRAL, None
 
 
-def make_manager(pages: int) -> KVCacheManager:
+def make_config(pages: int) -> KVCacheConfig:
     spec = FullAttentionSpec(block_size=PAGE, num_kv_heads=1, head_size=8, dtype=torch.float32)
-    config = KVCacheConfig(pages, [], [KVCacheGroupSpec(["layer"], spec)])
+    return KVCacheConfig(pages, [], [KVCacheGroupSpec(["layer"], spec)])
+
+
+def make_manager(pages: int) -> KVCacheManager:
     return KVCacheManager(
-        config, max_model_len=2048, scheduler_block_size=PAGE, hash_block_size=PAGE, enable_caching=True
+        make_config(pages),
+        max_model_len=2048,
+        scheduler_block_size=PAGE,
+        hash_block_size=PAGE,
+        enable_caching=True,
     )
 
 
@@ -72,8 +79,7 @@ class Loop:
             model_config=SimpleNamespace(max_model_len=2048, hf_text_config=text),
             parallel_config=SimpleNamespace(world_size=1),
         )
-        nothing: Any = None
-        self.side = SchedulerSide(config, made, nothing)
+        self.side = SchedulerSide(config, made, make_config(pages))
         self.manager = make_manager(pages)
         self.side.bind(self.manager)
         self.tape = Tape(pages, PAGE)

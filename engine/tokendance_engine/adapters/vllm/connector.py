@@ -20,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.logger import init_logger
 
 from tokendance_engine.adapters.vllm.messages import StepMeta, WorkerReport
+from tokendance_engine.adapters.vllm.prometheus import TokenDanceProm, TokenDanceStats
 from tokendance_engine.adapters.vllm.scheduler_side import SchedulerSide
 from tokendance_engine.adapters.vllm.worker_side import WorkerSide
 from tokendance_engine.config import EngineConfig
@@ -69,6 +70,27 @@ class TokenDanceConnector(KVConnectorBase_V1):
             self.scheduler = SchedulerSide(vllm_config, settings, kv_cache_config)
         else:
             self.worker = self.worker_class(vllm_config, settings)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> TokenDanceStats:
+        return TokenDanceStats(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> TokenDanceProm:
+        return TokenDanceProm(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    @_guarded
+    def get_kv_connector_stats(self) -> TokenDanceStats | None:
+        """What happened in this half since it was last asked; None if nothing did."""
+        half = self.scheduler or self.worker
+        record = half.take_stats() if half is not None else None
+        return TokenDanceStats(record) if record is not None else None
 
     @property
     def requires_kv_delivery(self) -> bool:

@@ -24,10 +24,12 @@ from tokendance_engine.adapters.vllm.page_pool import PagePool
 from tokendance_engine.adapters.vllm.placement import Placement
 from tokendance_engine.adapters.vllm.preparer import Preparer
 from tokendance_engine.adapters.vllm.round_planner import RoundPlanner
+from tokendance_engine.adapters.vllm.round_stats import RoundStats, page_bytes
 from tokendance_engine.adapters.vllm.step_work import StepWork
 from tokendance_engine.adapters.vllm.support import max_positions
 from tokendance_engine.adapters.vllm.unwritten import Unwritten
 from tokendance_engine.config import EngineConfig
+from tokendance_engine.observe.metrics import Record
 from tokendance_engine.rounds.gather import Gather
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ class SchedulerSide:
             self._page_size,
             int(config.parallel_config.world_size),
         )
+        self._stats = RoundStats(page_bytes(kv_cache_config) * int(config.parallel_config.world_size))
         self._manager: KVCacheManager | None = None
         self._bound: Preparer | None = None
 
@@ -159,6 +162,7 @@ class SchedulerSide:
             group = self._gathering.complete(member)
             if group is None:
                 return True
+            self._stats.gathered(group)
             members = [m for m in group if m.reason is None]
             for each in members:
                 each.cached = self._preparer.cached(each)
@@ -242,6 +246,7 @@ class SchedulerSide:
         if self._families.changed:
             self._families.changed = False
             meta.families = self._families.snapshot()
+            self._stats.holds(meta.families)
 
     def _unblock(self) -> None:
         """Nothing ran although members are planned: they do not fit beside their master or each other."""
@@ -267,11 +272,13 @@ class SchedulerSide:
             family = self._families.find(master_id)
             if family is not None:
                 self._families.retire(family)
+        self._stats.worked(report)
         for request_id, times in report.done.items():
             member = self._members.get(request_id)
             if self._work.answered(request_id) and member is not None and member.preparation is not None:
                 member.preparation.publish(self.pool, member.request.block_hashes, self._page_size)
                 member.ready, member.times = True, times
+                self._stats.filled(member)
         for request_id in report.failed:
             member = self._members.get(request_id)
             if self._work.answered(request_id) and member is not None:
@@ -302,8 +309,15 @@ class SchedulerSide:
         if member.seated and (member.lies.points or member.lies.filling.inserts):
             self._families.get_or_make(member.family).remember(member.tag.agent_id, member.chain())
             self._families.changed = True
-        report = {BODY_KEY: member.report(self._page_size).model_dump(mode="json")}
-        return self.mirrors.captures.capture(request, member, pages), report
+        report = member.report(self._page_size)
+        self._stats.ended(report, member.seated)
+        return self.mirrors.captures.capture(request, member, pages), {
+            BODY_KEY: report.model_dump(mode="json")
+        }
+
+    def take_stats(self) -> Record | None:
+        """What the metrics must hear, if anything."""
+        return self._stats.take()
 
     def reset(self) -> bool:
         """Forget all masters that no member needs."""

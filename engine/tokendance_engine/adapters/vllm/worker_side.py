@@ -20,9 +20,11 @@ from tokendance_engine.adapters.vllm.mirror_store import open_store
 from tokendance_engine.adapters.vllm.mirror_worker import MirrorWorker
 from tokendance_engine.adapters.vllm.pages import Layer, PackingError, PagedKV
 from tokendance_engine.adapters.vllm.positions import position_buffer, shift_positions
+from tokendance_engine.adapters.vllm.store_levels import StoreLevels
 from tokendance_engine.adapters.vllm.support import UnsupportedError, check_config, check_groups, read_layers
 from tokendance_engine.adapters.vllm.virtual_batch import ModelBatch
 from tokendance_engine.config import EngineConfig
+from tokendance_engine.observe.metrics import Record
 from tokendance_engine.reuse.collector import collect, compute
 from tokendance_engine.reuse.ports import MemberJob, Run
 
@@ -43,6 +45,7 @@ class WorkerSide:
         self._broken_masters: set[int] = set()
         self._captured: set[str] = set()
         self.mirrors: MirrorWorker | None = None
+        self._store_levels: StoreLevels | None = None
         self.families: list[dict[str, Any]] = []
 
     def register(self, caches: Mapping[str, torch.Tensor]) -> None:
@@ -68,6 +71,8 @@ class WorkerSide:
             try:
                 kv = self._engine[0]
                 self.mirrors = MirrorWorker(kv, *open_store(self._config, self._settings, kv))
+                source = f"worker {self._config.parallel_config.rank}"
+                self._store_levels = StoreLevels(self.mirrors.store.report, source)
             except Exception:
                 logger.exception("TokenDance: no store for histories; they are computed again instead")
 
@@ -176,6 +181,10 @@ class WorkerSide:
             return None
         report, self._report = self._report, WorkerReport()
         return report
+
+    def take_stats(self) -> Record | None:
+        """What the metrics must hear, if anything."""
+        return self._store_levels.take() if self._store_levels is not None else None
 
     def _need_engine(self) -> tuple[PagedKV, ModelBatch]:
         if self._engine is None:
