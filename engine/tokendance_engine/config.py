@@ -35,9 +35,13 @@ def _setting(
     choices: tuple[str, ...] = (),
     text: str = "a name",
     check: Callable[[str], bool] = bool,
+    alone: str | None = None,
 ) -> Any:
-    """A field with the range (numbers), the choices or the check (text; `text` says what is allowed) of `parse`."""
-    rules = {"low": low, "high": high, "choices": choices, "text": text, "check": check}
+    """A field with the range (numbers), the choices or the check (text; `text` says what is allowed) of `parse`.
+
+    `alone`: the value that the flag means when it is given without one; None: it needs one.
+    """
+    rules = {"low": low, "high": high, "choices": choices, "text": text, "check": check, "alone": alone}
     return field(default=default, metadata={"help": help, **rules})
 
 
@@ -86,6 +90,13 @@ class EngineConfig:
     )
     max_skipped_positions: int = _setting(
         512, "Most positions a member may skip before a shared region with placement 'auto'."
+    )
+    auto_group: str = _setting(
+        "off",
+        "Group untagged HTTP requests that contain separators and share segments; the value is the fidelity of "
+        "those that ask for none in their body ('exact', if the flag is given alone, reuses nothing for them).",
+        choices=("off", *FIDELITIES),
+        alone="exact",
     )
     default_backend: str = _setting("master", "PIC backend of requests that name none.")
     kernel: str = _setting(

@@ -86,6 +86,7 @@ def extend_parser(parser: Any) -> None:
             default=argparse.SUPPRESS,
             type=_argument(each.name),
             metavar=each.name.rpartition("_")[2].upper(),
+            **({} if each.metadata["alone"] is None else {"nargs": "?", "const": each.metadata["alone"]}),
             help=f"{each.metadata['help']} Allowed: {allowed(each)}. Default: {each.default}.",
         )
     inner = parser.parse_known_args

@@ -165,6 +165,10 @@ class MemberReport(BaseModel):
 
     round_id: str = Field(description="As in the tag.")
     agent_id: str = Field(description="As in the tag, or the request's own id.")
+    automatic: bool = Field(
+        default=False,
+        description="The request named no round: it was grouped by content (`round_id` is the engine's).",
+    )
     group_size: int = Field(default=1, description="Members planned together.")
     role: Literal["member", "solo"] = Field(default="solo", description="`member` of a group, or alone.")
     prompt_tokens: int = Field(default=0, description="The prompt as sent; separators do not count.")

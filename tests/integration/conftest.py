@@ -45,6 +45,23 @@ def plain_server(model_dir: Path, log_dir: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
+def options_server(log_dir: Path) -> Iterator[Server]:
+    """A tiny model with what is off by default: stored histories, and groups of untagged requests."""
+    from tiny_models import make_tiny_model
+
+    model = make_tiny_model("llama", log_dir / "options")
+    options = (
+        "--tokendance-cpu-bytes",
+        "100000000",
+        "--tokendance-auto-group",
+        "--tokendance-gather-ms",
+        "500",
+    )
+    with running_server(model, log_dir / "options.log", (*PLUGIN, *options)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def tiny_server(log_dir: Path) -> Iterator[Server]:
     """The plugin on a tiny model, so that many agents fit into a test."""
     from tiny_models import make_tiny_model

@@ -51,6 +51,17 @@ def test_without_the_flag_the_arguments_are_vllms_own(parser: Any) -> None:
     assert plugin.ACTIVE_ENV not in os.environ
 
 
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [([], "off"), (["--tokendance-auto-group"], "exact"), (["--tokendance-auto-group", "fast"], "fast")],
+)
+def test_auto_groups_are_off_and_exact_unless_a_fidelity_is_named(
+    parser: Any, given: list[str], value: str
+) -> None:
+    parsed = parser.parse_args([*PLUGIN, *given, "--port", "1"])
+    assert parsed.kv_transfer_config.kv_connector_extra_config["tokendance"]["auto_group"] == value
+
+
 def test_the_flag_sets_connector_middleware_extension_and_usage_details(parser: Any) -> None:
     parsed = parser.parse_args([*PLUGIN, "--tokendance-gather-ms", "50", "--middleware", "my.own"])
     transfer = parsed.kv_transfer_config

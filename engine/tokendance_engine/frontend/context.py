@@ -20,6 +20,7 @@ class RequestState:
 
     Attributes:
         tag: who the request belongs to; None: an ordinary request, which nothing of ours may touch.
+        automatic: the tag is ours: the client named no round, and the engine looks for one by content.
         refusal: why the request is not served, once that was found; its tag stays None.
         reports: engine request id -> member report, as they come back from the engine.
         muster: where the members of a `/v1/rounds` request wait for each other; None: a request of its own.
@@ -28,6 +29,7 @@ class RequestState:
     """
 
     tag: RoundTag | None = None
+    automatic: bool = False
     refusal: RequestRejectedError | None = None
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     muster: Muster | None = None

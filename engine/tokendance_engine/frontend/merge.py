@@ -75,6 +75,7 @@ def merge_tag(processor: Any, request_id: str, prompt: Any, params: Any) -> tupl
         backend=tag.backend or config.default_backend,
         options=dict(tag.options),
         named=tag.agent_id is not None,
+        automatic=state is not None and state.automatic,
         segments=boundaries or (),
     )
     params = params.clone()

@@ -11,17 +11,23 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from fastapi import HTTPException
-from tokendance_sdk.protocol import BODY_KEY
+from tokendance_sdk.protocol import BODY_KEY, SEPARATOR, Fidelity, RoundTag
 from vllm.logger import init_logger
 
 from tokendance_engine.config import EngineConfig
 from tokendance_engine.errors import RequestRejectedError
 from tokendance_engine.frontend.context import CURRENT, RequestState
 from tokendance_engine.frontend.reporting import StreamReporter, add_reports
-from tokendance_engine.frontend.tagging import check_prompts, has_tag_header, read_tag
+from tokendance_engine.frontend.tagging import (
+    automatic_tag,
+    check_prompts,
+    groups_itself,
+    has_tag_header,
+    read_tag,
+)
 
 logger = init_logger("vllm.tokendance")  # below vLLM's own, so that it is shown as its lines are
 
@@ -33,6 +39,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 GENERATE_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 _WORD = b'"' + BODY_KEY.encode() + b'"'
+_SPLITS = SEPARATOR.strip("<>").encode()  # brackets may be escaped in JSON
 
 
 class TokenDanceMiddleware:
@@ -115,7 +122,8 @@ class _Body:
             if tagged:
                 self._check_size(len(body))
         content = bytes(body)
-        if tagged or _WORD in content:
+        splits = self._config.auto_group != "off" and _SPLITS in content
+        if tagged or splits or _WORD in content:
             content = self._take_tag(content)
         return {"type": "http.request", "body": content, "more_body": False}
 
@@ -127,7 +135,12 @@ class _Body:
         except ValueError:  # vLLM's own answer says what is wrong with it
             parsed = None
         body = parsed if isinstance(parsed, dict) else {}
-        tag = read_tag(headers, body.get(BODY_KEY))
+        fidelity = self._config.auto_group
+        if fidelity != "off" and groups_itself(headers, body):
+            self._state.automatic = True
+            tag: RoundTag | None = automatic_tag(body.get(BODY_KEY), cast(Fidelity, fidelity))
+        else:
+            tag = read_tag(headers, body.get(BODY_KEY))
         if tag is not None:
             self._check_size(len(content))
             check_prompts(body, tag, self._config.max_segments)

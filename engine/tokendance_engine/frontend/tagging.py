@@ -14,12 +14,15 @@ from tokendance_sdk.protocol import (
     MAX_ROUND_SIZE,
     PLACEMENTS,
     SEPARATOR,
+    Fidelity,
     RoundTag,
 )
 
 from tokendance_engine.errors import RequestRejectedError
 
 _HEADERS = {name.lower().encode("ascii"): name for name in HEADER_FIELDS}
+_NAMES_A_ROUND = frozenset({"round_id", "session_id", "round_size", "segments"})
+_NO_ROUND = "auto"
 _RULES = {
     "round_id": ID_RULE,
     "agent_id": ID_RULE,
@@ -73,6 +76,33 @@ def read_tag(headers: Iterable[tuple[bytes, bytes]], body_tag: Any = None) -> Ro
                 param=f"{BODY_KEY}.{field}",
             )
     return tag
+
+
+def groups_itself(headers: Iterable[tuple[bytes, bytes]], body: Mapping[str, Any]) -> bool:
+    """Whether a request asks for a round without naming one: separators in its prompts, and no round."""
+    given = body.get(BODY_KEY)
+    if has_tag_header(headers) or not (given is None or isinstance(given, Mapping)):
+        return False
+    if given is not None and not _NAMES_A_ROUND.isdisjoint(given):
+        return False
+    return any(SEPARATOR in text for prompt in _prompts(body) for text in _texts(prompt))
+
+
+def automatic_tag(body_tag: Mapping[str, Any] | None, fidelity: Fidelity) -> RoundTag:
+    """The tag of such a request, with a round id that stands for none.
+
+    Args:
+        body_tag: the value of the body's `tokendance` field, or None where it has none.
+        fidelity: used if it asks for none.
+
+    Raises:
+        RequestRejectedError: 400; names the field, the value and what is allowed.
+    """
+    body = dict(body_tag or {})
+    try:
+        return RoundTag.model_validate({"fidelity": fidelity, **body, "round_id": _NO_ROUND})
+    except ValidationError as error:
+        raise _explain(error, {}, body) from None
 
 
 def check_prompts(body: Mapping[str, Any], tag: RoundTag, max_segments: int) -> None:

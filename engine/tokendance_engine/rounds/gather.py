@@ -18,6 +18,7 @@ class Group:
     Attributes:
         members: request id -> the client request behind it (children of `n > 1` share one).
         size: announced members; the smallest that any member named, since refused members reduce it.
+        fixed: it goes `quiet` seconds after its first member, whoever else arrives.
         closed: no new member is admitted; later ones form a new group.
     """
 
@@ -25,6 +26,7 @@ class Group:
     last: float
     members: dict[str, str] = field(default_factory=dict)
     size: int | None = None
+    fixed: bool = False
     closed: bool = False
 
     def arrived(self) -> int:
@@ -45,13 +47,21 @@ class Gather:
     cap: float
     _open: dict[Hashable, Group] = field(default_factory=dict)
 
-    def add(self, key: Hashable, request_id: str, parent: str, size: int | None, now: float) -> Group:
-        """Register a member (again is a no-op) and return its group."""
+    def add(
+        self,
+        key: Hashable,
+        request_id: str,
+        parent: str,
+        size: int | None,
+        now: float,
+        fixed: bool = False,
+    ) -> Group:
+        """Register a member (again is a no-op) and return its group; `fixed` as in a new `Group`."""
         group = self._open.get(key)
         # Further children of a request that is here complete nothing and delay nobody.
         known = group is not None and parent in group.members.values()
         if group is None or (not known and self.is_closed(key, group, now)):
-            group = self._open[key] = Group(first=now, last=now)
+            group = self._open[key] = Group(first=now, last=now, fixed=fixed)
         if request_id not in group.members:
             group.members[request_id] = parent
             group.last = now
@@ -62,13 +72,19 @@ class Gather:
     def is_closed(self, key: Hashable, group: Group, now: float) -> bool:
         """True once the group is complete or has waited long enough; closing is final."""
         if not group.closed and now >= self.deadline(group):
-            group.closed = True
-            if self._open.get(key) is group:
-                del self._open[key]
+            self.close(key, group)
         return group.closed
+
+    def close(self, key: Hashable, group: Group) -> None:
+        """Let a group go now."""
+        group.closed = True
+        if self._open.get(key) is group:
+            del self._open[key]
 
     def deadline(self, group: Group) -> float:
         """When the group goes at the latest, if nobody else arrives."""
+        if group.fixed:
+            return group.first + self.quiet
         if group.size is None:
             return min(group.last + self.quiet, group.first + self.cap)
         return group.first if group.arrived() >= group.size else group.first + self.cap

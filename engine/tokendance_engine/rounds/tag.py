@@ -19,6 +19,7 @@ class EngineTag:
         round_size: members to wait for, or None.
         together: every member was submitted in one go, so `round_size` is exact and nobody else will come.
         named: the client gave the agent's name, so that a later round may have the same one.
+        automatic: the client sent no round; one is found by content (ids are placeholders until then).
         segments: token offsets of the boundaries, ascending, each in [0, prompt length]; repeats are empty segments.
     """
 
@@ -33,6 +34,7 @@ class EngineTag:
     backend: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     named: bool = True
+    automatic: bool = False
     segments: tuple[int, ...] = ()
 
     def to_params(self) -> dict[str, Any]:

@@ -181,3 +181,11 @@ def test_an_unknown_backend_or_option_is_refused_by_name() -> None:
         VLLMValidationError, match=r"option 'last' of backend 'master' is unknown; allowed: first"
     ):
         merged({"type": "token", "prompt_token_ids": [1, 2, 3]}, params)
+
+
+@pytest.mark.parametrize("automatic", [False, True])
+def test_a_request_that_named_no_round_says_so(state: RequestState, automatic: bool) -> None:
+    state.automatic = automatic
+    _, made = merged({"type": "token", "prompt_token_ids": [7, 8], BOUNDARIES: (2, (1,))}, SamplingParams())
+    assert made is not None
+    assert made.automatic is automatic

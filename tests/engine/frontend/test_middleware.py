@@ -223,3 +223,58 @@ def test_beam_search_is_served_without_a_tag() -> None:
     answer = client.post("/v1/completions", json={**CHAT, "use_beam_search": True}, headers=ROUND)
     assert answer.status_code == 200
     assert seen[0][0] is None
+
+
+AUTO = EngineConfig(auto_group="balanced")
+
+
+@pytest.mark.parametrize(
+    ("given", "fidelity"), [(None, "balanced"), ({"fidelity": "fast", "agent_id": "ann"}, "fast")]
+)
+def test_with_auto_groups_separators_alone_tag_a_request(given: Any, fidelity: str) -> None:
+    client, seen = make_app(config=AUTO)
+    answer = client.post("/v1/chat/completions", json={**CHAT, **({"tokendance": given} if given else {})})
+    assert answer.json()["tokendance"] == REPORT
+    tag, body = seen[0]
+    assert (tag.fidelity, tag.agent_id) == (fidelity, (given or {}).get("agent_id"))
+    assert body == CHAT
+
+
+def test_separators_are_seen_however_json_spells_them() -> None:
+    client, seen = make_app(config=AUTO)
+    content = json.dumps(CHAT).replace("<TTSEP>", "\\u003cTTSEP\\u003e")
+    assert "<" not in content
+    client.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
+    assert seen[0][0] is not None
+
+
+@pytest.mark.parametrize(
+    "body", [{"messages": [{"role": "user", "content": "the word TTSEP"}]}, {"prompt": [1, 2]}]
+)
+def test_with_auto_groups_other_requests_stay_untouched(body: Any) -> None:
+    client, seen = make_app(config=AUTO)
+    client.post("/v1/chat/completions", json=body)
+    assert seen == [(None, body)]
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"session_id": "s"}, "tokendance.round_id"),
+        ({"round_size": 3}, "tokendance.round_id"),
+        ({"fidelity": "best"}, "tokendance.fidelity"),
+        ({"x": 1}, "tokendance.x"),
+        ("balanced", "tokendance"),
+    ],
+)
+def test_with_auto_groups_half_a_tag_is_still_refused(given: Any, param: str) -> None:
+    client, seen = make_app(config=AUTO)
+    answer = client.post("/v1/chat/completions", json={**CHAT, "tokendance": given})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert seen == []
+
+
+def test_a_round_that_is_named_is_not_grouped_by_content() -> None:
+    client, seen = make_app(config=AUTO)
+    client.post("/v1/chat/completions", json=CHAT, headers=ROUND)
+    assert seen[0][0].round_id == "r:1"

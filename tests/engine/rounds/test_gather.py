@@ -161,3 +161,21 @@ def test_later_children_of_a_request_join_its_round_even_when_that_is_complete(g
     assert gather.add("r", "a1", "a", 2, 0.1) is group
     assert gather.is_closed("r", group, 0.1)
     assert gather.add("r", "b2", "b", 2, 0.1) is not group, "a group that went takes nobody in"
+
+
+def test_a_fixed_group_goes_with_its_window_whoever_arrives(gather: Gather) -> None:
+    group = gather.add("r", "a", "a", None, 0.0, fixed=True)
+    for i in range(1, 9):
+        assert gather.add("r", f"b{i}", f"b{i}", None, i / 100, fixed=True) is group
+    assert gather.deadline(group) == pytest.approx(QUIET)
+    assert not gather.is_closed("r", group, QUIET - 0.001)
+    late = gather.add("r", "late", "late", None, QUIET, fixed=True)
+    assert late is not group
+    assert group.closed
+
+
+def test_a_group_that_is_let_go_takes_nobody_in(gather: Gather) -> None:
+    group = gather.add("r", "a", "a", None, 0.0)
+    gather.close("r", group)
+    assert gather.is_closed("r", group, 0.0)
+    assert gather.add("r", "b", "b", None, 0.0) is not group

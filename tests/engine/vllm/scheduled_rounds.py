@@ -23,6 +23,7 @@ from tokendance_engine.adapters.vllm.rekey import Disposition
 from tokendance_engine.adapters.vllm.scheduler_side import SchedulerSide
 from tokendance_engine.config import EngineConfig
 from tokendance_engine.reuse.ports import Run
+from tokendance_engine.rounds.content import ContentSessions
 from tokendance_engine.rounds.tag import EngineTag
 from tokendance_sdk.protocol import BODY_KEY
 from vllm.sampling_params import SamplingParams
@@ -39,6 +40,7 @@ class BareIntake(Intake):
 
     def __init__(self, settings: EngineConfig) -> None:
         self._settings, self._max_tokens = settings, 2048
+        self._sessions = ContentSessions(settings.min_reused_tokens)
         self.filler, self.neutral, self.unsupported = FILLER, NEUTRAL, None
 
 
@@ -93,14 +95,22 @@ class Loop:
         self.preempted = 0
         self.ids = itertools.count()
 
-    def add(self, prompt: Prompt, agent: str, answer: int = 4, tagged: bool = True, **tag: Any) -> Request:
+    def add(
+        self,
+        prompt: Prompt,
+        agent: str,
+        answer: int = 4,
+        tagged: bool = True,
+        salt: str | None = None,
+        **tag: Any,
+    ) -> Request:
         """A request arrives."""
         tokens, segments = cut(prompt)
         name = f"{agent}-{next(self.ids)}"
         made = EngineTag("r", agent, "s", name, segments=tuple(s.end for s in segments[:-1]), **tag)
         extra = {"kv_transfer_params": made.to_params()} if tagged else {}
         params = SamplingParams(max_tokens=answer, extra_args=extra)
-        request = Request(name, tokens.tolist(), params, None, block_hasher=HASHER)
+        request = Request(name, tokens.tolist(), params, None, cache_salt=salt, block_hasher=HASHER)
         self.side.on_new_request(request)
         self.waiting.append(request)
         return request

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tokendance_engine.adapters.vllm.members import Member
 from tokendance_engine.rounds.gather import Gather
@@ -17,11 +17,13 @@ class Gathering:
 
     Args:
         gather: groups in the making.
+        live: how many requests are in the engine, tagged or not.
         members: all members by request id; kept up to date by the caller.
     """
 
-    def __init__(self, gather: Gather, members: Mapping[str, Member]) -> None:
+    def __init__(self, gather: Gather, members: Mapping[str, Member], live: Callable[[], int]) -> None:
         self._gather = gather
+        self._live = live
         self._members = members
         self._held_until: float | None = None
 
@@ -33,7 +35,7 @@ class Gathering:
         late = any(m.group is None for m in siblings)
         size = None if late else tag.round_size
         member.group = self._gather.add(
-            member.key, member.request.request_id, tag.parent, size, member.arrived
+            member.key, member.request.request_id, tag.parent, size, member.arrived, fixed=tag.automatic
         )
 
     def remove(self, member: Member) -> None:
@@ -46,6 +48,8 @@ class Gathering:
         group = member.group
         assert group is not None
         now = time.monotonic()
+        if member.tag.automatic and not group.closed and self._nobody_else(member):
+            self._gather.close(member.key, group)
         if not self._gather.is_closed(member.key, group, now):
             self.hold(self._gather.deadline(group))
             return None
@@ -54,6 +58,11 @@ class Gathering:
         for m in members:
             m.group_size, m.gathered_ms, m.group = size, (now - m.arrived) * 1e3, None
         return members
+
+    def _nobody_else(self, member: Member) -> bool:
+        """Whether one client request is all there is in the engine."""
+        own = sum(m.tag.parent == member.tag.parent for m in self._members.values())
+        return self._live() == own
 
     def hold(self, until: float | None = None) -> None:
         """Somebody was held in this step and must be asked again by then (now)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ from tokendance_engine.config import EngineConfig
 from tokendance_engine.errors import ConfigError
 from tokendance_engine.reuse.backends import Backend, make_backend
 from tokendance_engine.reuse.preamble import NEUTRAL
+from tokendance_engine.rounds.content import ContentSessions
 from tokendance_engine.rounds.tag import EngineTag
 from tokendance_engine.segments.key import Segment, Tokens, split
 
@@ -38,6 +40,7 @@ class Intake:
     def __init__(self, config: VllmConfig, settings: EngineConfig, kv_cache_config: KVCacheConfig) -> None:
         self._settings = settings
         self._max_tokens = int(config.model_config.max_model_len)
+        self._sessions = ContentSessions(settings.min_reused_tokens)
         self.filler = 0
         self.unsupported = _gate(config, kv_cache_config)
         self.neutral: Tokens = np.zeros(0, dtype=np.int32)
@@ -64,7 +67,14 @@ class Intake:
         except (ValueError, ConfigError):
             logger.exception("TokenDance: request %s is served plainly", request.request_id)
             reason = reason or FallbackReason.UNSUPPORTED_REQUEST
-        family = (request.cache_salt or "", tag.session_id)
+        salt = request.cache_salt or ""
+        if tag.automatic:
+            adapter = request.lora_request.lora_name if request.lora_request else None
+            name = self._sessions.name((salt, adapter), segments)
+            tag = replace(tag, round_id=name, session_id=name)
+            if sum(len(s) for s in segments[1:-1]) < self._settings.min_reused_tokens:
+                reason = reason or FallbackReason.NO_SHARED_SEGMENTS  # nothing to wait for
+        family = (salt, tag.session_id)
         answer = int(request.max_tokens)
         return Member(
             request,

@@ -143,6 +143,7 @@ class Member:
         return MemberReport(
             round_id=self.tag.round_id,
             agent_id=self.tag.agent_id,
+            automatic=self.tag.automatic,
             group_size=self.group_size,
             role="member" if self.group_size > 1 else "solo",
             prompt_tokens=len(self.user_prompt),

@@ -52,7 +52,8 @@ class SchedulerSide:
         self._members: dict[str, Member] = {}
         self._shifted: dict[str, Member] = {}
         self._gather = Gather(settings.gather_ms / 1e3, settings.gather_cap_ms / 1e3)
-        self._gathering = Gathering(self._gather, self._members)
+        self._unwritten = Unwritten(self._page_size)
+        self._gathering = Gathering(self._gather, self._members, self._unwritten.live)
         self._families = Families(self._page_size, settings.master_share)
         self._placement = Placement(
             settings,
@@ -64,7 +65,6 @@ class SchedulerSide:
         self._planner = RoundPlanner(
             self._families, settings, self._placement, config.model_config.max_model_len, self._intake.neutral
         )
-        self._unwritten = Unwritten(self._page_size)
         limit = settings.max_round_tokens or config.scheduler_config.max_num_batched_tokens
         self._work = StepWork(self._families, limit)
         self.mirrors = Mirrors(

@@ -33,6 +33,10 @@ class Unwritten:
         """A request ended; a no-op for an unknown one."""
         self._live.pop(request.request_id, None)
 
+    def live(self) -> int:
+        """Requests that have not ended."""
+        return len(self._live)
+
     def running(self) -> int:
         """Requests that vLLM is running."""
         return sum(r.status == RequestStatus.RUNNING for r in self._live.values())
