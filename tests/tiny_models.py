@@ -54,6 +54,32 @@ SHAPES: dict[str, Shape] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
         },
     ),
+    # Windows in most layers: nothing of it may be reused.
+    "gemma3": Shape(
+        "Gemma3TextConfig",
+        {"head_dim": 32, "num_hidden_layers": 6, "sliding_window": 64, "query_pre_attn_scalar": 32},
+    ),
+}
+_LLAMA = SHAPES["llama"]
+SHAPES |= {
+    name: Shape("LlamaConfig", {**_LLAMA.fields, "rope_parameters": parameters})
+    for name, parameters in {
+        "yarn": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 1024,
+        },
+        "llama3": {
+            "rope_type": "llama3",
+            "rope_theta": 5e5,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 512,
+        },
+        "partial": {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5},
+    }.items()
 }
 
 

@@ -22,6 +22,10 @@ ENGINES = [
     ("engine_model.py", "qwen2:64"),
     ("engine_model.py", "qwen3:128"),
     ("engine_model.py", "mistral:32"),
+    ("engine_model.py", "yarn:32"),
+    ("engine_model.py", "llama3:32"),
+    ("engine_model.py", "partial:32"),
+    ("engine_refused.py", "gemma3:32"),
 ]
 
 

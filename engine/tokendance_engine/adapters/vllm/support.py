@@ -17,7 +17,7 @@ from vllm.v1.attention.backend import AttentionType
 from tokendance_engine.adapters.vllm.pages import Layer
 from tokendance_engine.kernels.rope import RopeTable, rotate
 
-_BOUND = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 4e-2}
+BOUND = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 4e-2}
 """Largest relative error of a re-rotated key: a few roundings of the dtype."""
 
 
@@ -140,7 +140,7 @@ def _check_rotation(rotary: RotaryEmbeddingBase, table: RopeTable, cache: torch.
 
     moved = rotate(at(old), *table.difference(old, new), neox=table.neox)
     error = float((moved.float() - at(new).float()).norm() / at(new).float().norm())
-    bound = _BOUND.get(dtype, 0.0)
+    bound = BOUND.get(dtype, 0.0)
     if not error <= bound:
         raise UnsupportedError(
             f"{type(rotary).__name__}: moved keys differ by {error:.2e}, allowed {bound:.0e}"

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.forward_context import set_forward_context
 from vllm.logger import init_logger
 
+from tokendance_engine.adapters.vllm.key_probe import check_keys
 from tokendance_engine.adapters.vllm.messages import StepMeta, WorkerReport
 from tokendance_engine.adapters.vllm.mirror_jobs import MirrorReport, MirrorWork
 from tokendance_engine.adapters.vllm.mirror_store import open_store
@@ -198,7 +200,11 @@ class WorkerSide:
         check_groups(self._runner.attn_groups)
         started = time.perf_counter()
         context = self._config.compilation_config.static_forward_context
-        layers = read_layers(self._runner.get_model(), self._caches, context)
+        model, settings = self._runner.get_model(), self._config.model_config
+        layers = read_layers(model, self._caches, context)
+        with set_forward_context(None, self._config):
+            named = dict(zip(self._caches, layers, strict=True))
+            check_keys(model, named, int(settings.get_hidden_size()), settings.dtype)
         # The runner's builder sets what the writer needs (such as the CPU instruction set), so it comes first.
         batch = ModelBatch(
             self._runner,
