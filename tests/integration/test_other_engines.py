@@ -47,3 +47,13 @@ def test_an_engine_started_again_finds_its_histories_on_disk_and_does_without_da
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", module]
         done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=False)
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_two_ranks_answer_as_one(tmp_path: Path) -> None:
+    module = str(HERE / "engine_tensor_parallel.py")
+    for ranks in ("1", "2"):
+        env = {**os.environ, "TOKENDANCE_RANKS": ranks, "TOKENDANCE_ANSWERS": str(tmp_path / "answers.json")}
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", module]
+        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+        assert " passed" in done.stdout

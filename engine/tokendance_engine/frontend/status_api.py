@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -57,13 +58,24 @@ def check_key(raw_request: Request) -> None:
 
 
 async def _ask_workers(client: Any) -> dict[str, Any]:
-    """What the worker extension says (first worker); an `unavailable` entry where it cannot be asked."""
+    """What the worker extension says, of all workers; an `unavailable` entry where it cannot be asked."""
     try:
         answers = await asyncio.wait_for(client.collective_rpc("tokendance_status"), _ENGINE_TIMEOUT_S)
     except Exception as error:
         logger.debug("tokendance_status failed", exc_info=True)
         return {"unavailable": f"{type(error).__name__}: {error}"[:300]}
-    return dict(answers[0]) if answers else {"unavailable": "no worker answered"}
+    return merge_workers(answers)
+
+
+def merge_workers(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One answer of several workers: the first one that refuses reuse, since then nothing is reused, or the first.
+
+    Families are the scheduler's, so every worker knows the same ones; `store` is the answering worker's own.
+    """
+    if not answers:
+        return {"unavailable": "no worker answered"}
+    refusing = next((each for each in answers if not each["reuse"]), answers[0])
+    return {**refusing, "workers": len(answers)}
 
 
 def _own_version() -> str:

@@ -8,7 +8,6 @@ the prompt's last token, is left to vLLM.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -121,13 +120,8 @@ def make_plan(context: Context, found: Sequence[Reused], backend: Backend, tail:
     fresh = inside & ~held
     shared = _shared_pages(context, end, row_of, reused)
     own = reused.copy()
-    for page, _ in shared:
-        own[page * context.page_size : (page + 1) * context.page_size] = False
-    restore = [
-        (row_of[a], a, b - a)
-        for start, stop in runs_of(own)
-        for a, b in _consecutive(context, row_of, int(start), int(stop))
-    ]
+    if len(shared):
+        own[cached:end].reshape(-1, context.page_size)[shared[:, 0] - cached // context.page_size] = False
     first = np.flatnonzero(reused)
     moved = [at for at, _ in context.frame.steps if at >= cached]
     moved += [max(at, cached) for at, n in context.filling.inserts if at + n > cached]
@@ -135,7 +129,7 @@ def make_plan(context: Context, found: Sequence[Reused], backend: Backend, tail:
         cached=cached,
         end=end,
         shared=shared,
-        restore=np.array(restore, dtype=np.int64).reshape(-1, 3),
+        restore=_restores(context, row_of, np.flatnonzero(own)),
         compute=runs_of(selected | fresh),
         reused=int(reused.sum()),
         selected=int(selected.sum()),
@@ -173,10 +167,16 @@ def _shared_pages(context: Context, end: int, row_of: Indices, reused: Mask) -> 
     return np.stack([pages + cached // size, first[pages, 0] // size], axis=1)
 
 
-def _consecutive(context: Context, row_of: Indices, start: int, stop: int) -> list[tuple[int, int]]:
-    """Split [start, stop) where master rows jump, or the difference of positions that their keys are rotated by."""
-    rows = row_of[start:stop]
-    turn = context.frame.at(np.arange(start, stop)) - context.master.at(rows)
-    cuts = np.flatnonzero((np.diff(rows) != 1) | (np.diff(turn) != 0)) + start + 1
-    edges = [start, *cuts.tolist(), stop]
-    return list(itertools.pairwise(edges))
+def _restores(context: Context, row_of: Indices, own: Indices) -> Indices:
+    """Restores (row, index, length) of the tokens `own`, int64 [n, 3].
+
+    Cut where indices or master rows jump, or the difference of positions that their keys are rotated by.
+    """
+    if not len(own):
+        return np.zeros((0, 3), dtype=np.int64)
+    rows = row_of[own]
+    turn = context.frame.at(own) - context.master.at(rows)
+    jumps = (np.diff(own) != 1) | (np.diff(rows) != 1) | (np.diff(turn) != 0)
+    edges = np.concatenate([[0], np.flatnonzero(jumps) + 1, [len(own)]])
+    first = edges[:-1]
+    return np.stack([rows[first], own[first], np.diff(edges)], axis=1)

@@ -69,6 +69,8 @@ def strip(tokens: Tokens, filling: Filling) -> Tokens:
 
 def moved(segments: Sequence[Segment], filling: Filling) -> list[Segment]:
     """Segments of the user's prompt at their filled offsets; fillers before a segment are not part of it."""
+    if not filling.inserts:
+        return list(segments)
     result = []
     for segment in segments:
         shift = 0

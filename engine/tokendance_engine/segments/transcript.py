@@ -112,14 +112,18 @@ class Transcript:
         Repeated segments (the same label every round, two equal outputs) are aligned from the end, so that the
         newest occurrence in the prompt meets the newest in the transcript even if the prompt lost older rounds.
         """
-        left = {key: list(at) for key, at in self._by_key.items()}
+        left: dict[SegmentKey, list[int]] = {}
         found: list[int | None] = [None] * len(segments)
         for i in range(len(segments) - 1, -1, -1):
-            at = left.get(segments[i].key)
-            if not at:
+            segment = segments[i]
+            if segment.key not in self._by_key:
                 continue
-            entry = self.entries[at.pop()]
-            if np.array_equal(entry.tokens, prompt[segments[i].start : segments[i].end]):
+            at = left.get(segment.key)
+            if at is None:
+                at = left[segment.key] = list(self._by_key[segment.key])
+            if at and np.array_equal(
+                (entry := self.entries[at.pop()]).tokens, prompt[segment.start : segment.end]
+            ):
                 found[i] = entry.row
         return found
 

@@ -40,6 +40,7 @@ class BareIntake(Intake):
 
     def __init__(self, settings: EngineConfig) -> None:
         self._settings, self._max_tokens = settings, 2048
+        self.page_size = PAGE
         self._sessions = ContentSessions(settings.min_reused_tokens)
         self.filler, self.neutral, self.unsupported = FILLER, NEUTRAL, None
 

@@ -105,3 +105,33 @@ def test_the_users_own_list_of_tokens_is_left_alone() -> None:
     lay_out(request, TOKENS, Disposition(Filling(((30, 2),))), FILLER)
     assert users == TOKENS.tolist()
     assert request.num_prompt_tokens == len(users) + 2
+
+
+@st.composite
+def dispositions(draw: st.DrawFn, pages: int = 6) -> Disposition:
+    """Fillers and salts anywhere in a prompt of so many pages; salts come from a few, so that two may agree."""
+    at = sorted(draw(st.sets(st.integers(0, pages * PAGE - 20), max_size=3)))
+    inserts = tuple((index, draw(st.integers(1, 3))) for index in at if index % 7 == 0)
+    salted = sorted(draw(st.sets(st.integers(0, pages - 2), max_size=2)))
+    points = tuple(Point(page, draw(st.sampled_from([b"a", b"b"]))) for page in salted)
+    return Disposition(Filling(inserts), points=points)
+
+
+@given(st.lists(dispositions(), min_size=1, max_size=4))
+def test_keys_kept_from_the_layout_before_are_those_computed_from_scratch(layouts: list[Disposition]) -> None:
+    prompt = np.arange(6 * PAGE + 3, dtype=np.int32)
+    step, before = make_request("step", prompt.tolist()), Disposition()
+    for lies in layouts:
+        lay_out(step, prompt, lies, 999, before, PAGE)
+        scratch = make_request("scratch", prompt.tolist())
+        lay_out(scratch, prompt, lies, 999)
+        assert step.block_hashes == scratch.block_hashes
+        assert list(step.all_token_ids) == list(scratch.all_token_ids)
+        before = lies
+
+
+def test_what_lies_alike_keeps_its_keys_and_is_not_hashed_again() -> None:
+    one = Disposition(Filling(((3 * PAGE + 1, 2),)), points=(Point(1, b"a"),))
+    assert one.same_pages(one, PAGE) > 1000
+    assert one.same_pages(Disposition(one.filling, points=(Point(1, b"b"),)), PAGE) == 1
+    assert one.same_pages(Disposition(points=one.points), PAGE) == 3

@@ -35,11 +35,13 @@ class Intake:
         unsupported: why nothing is reused in this engine, or None; the worker's half of the gate may set it later.
         neutral: token ids of the neutral preamble.
         filler: token id of a newline.
+        page_size: tokens per page.
     """
 
     def __init__(self, config: VllmConfig, settings: EngineConfig, kv_cache_config: KVCacheConfig) -> None:
         self._settings = settings
         self._max_tokens = int(config.model_config.max_model_len)
+        self.page_size = int(config.cache_config.block_size)
         self._sessions = ContentSessions(settings.min_reused_tokens)
         self.filler = 0
         self.unsupported = _gate(config, kv_cache_config)
@@ -85,6 +87,7 @@ class Intake:
             backend,
             now,
             filler=self.filler,
+            page_size=self.page_size,
             answer=answer,
             open_ended=answer >= self._max_tokens - len(prompt),
             reason=reason,

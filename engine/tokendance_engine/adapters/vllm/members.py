@@ -35,7 +35,7 @@ class Member:
         user_prompt, user_segments: its tokens and their segments as the user gave them.
         prompt, segments: the same with fillers; all indices below are into these.
         backend: None for members that reuse nothing (`exact`, unsupported).
-        filler: token id of fillers.
+        filler: token id of fillers; page_size: tokens per page, 0 if unknown.
         answer: most tokens it may generate; with `open_ended` that is all the context has room for.
         group: the group it gathers in; None once planned or settled.
         cached: what vLLM's prefix cache held when last asked; None before the first time, fixed once planned.
@@ -62,6 +62,7 @@ class Member:
     backend: Backend | None
     arrived: float
     filler: int = 0
+    page_size: int = 0
     answer: int = 1
     open_ended: bool = False
     prompt: Tokens = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
@@ -109,17 +110,19 @@ class Member:
         """Lay the prompt out with other fillers, positions or salts; only before vLLM has seated it."""
         if disposition == self.lies:
             return
-        self.lies, self.own_point, self.relaid = disposition, None, True
+        before, self.lies, self.own_point, self.relaid = self.lies, disposition, None, True
         if self.open_ended:
             self.request.max_tokens = self.answer - disposition.filling.count - disposition.frame.shift
-        self.prompt = lay_out(self.request, self.user_prompt, disposition, self.filler)
+        self.prompt = lay_out(
+            self.request, self.user_prompt, disposition, self.filler, before, self.page_size
+        )
         self.segments = moved(self.user_segments, disposition.filling)
 
     def key_apart(self, page: int | None) -> None:
         """Salt the request's keys from the page of its first approximate token on; None: it has none of its own."""
         if self.own_point is not None:
             self.lies = replace(self.lies, points=self.lies.points[:-1])
-            unkey(self.request, self.lies.points)
+            unkey(self.request, self.lies.points, self.own_point.page)
             self.own_point, self.relaid = None, True
         if page is not None:
             self.relaid = True

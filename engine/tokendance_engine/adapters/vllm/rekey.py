@@ -7,10 +7,11 @@ the chain is salted: nobody but a request that is given the same salts at the sa
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from vllm.v1.core.kv_cache_utils import BlockHash
@@ -21,6 +22,9 @@ from tokendance_engine.segments.key import Tokens
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,20 @@ class Disposition:
             self.frame.before(index),
             tuple(p for p in self.points if p.page * page_size < index),
         )
+
+    def same_pages(self, other: Disposition, page_size: int) -> int:
+        """How many leading pages of one prompt have the same keys in both: same tokens, same salts."""
+        pages = [at // page_size for at, _ in _differing(self.filling.inserts, other.filling.inserts)]
+        pages += [point.page for point in _differing(self.points, other.points)]
+        return min(pages, default=1 << 60)
+
+
+def _differing(one: Sequence[T], two: Sequence[T]) -> list[T]:
+    """The first items in which two sequences differ: at most one of each."""
+    for a, b in itertools.zip_longest(one, two):
+        if a != b:
+            return [x for x in (a, b) if x is not None]
+    return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +135,27 @@ def rekey(request: Request, point: Point) -> None:
     request.update_block_hashes()
 
 
-def unkey(request: Request, points: Sequence[Point]) -> None:
-    """Recompute a request's keys with only these points."""
-    request.block_hashes.clear()
+def unkey(request: Request, points: Sequence[Point], keep: int = 0) -> None:
+    """Recompute a request's keys with only these points.
+
+    Args:
+        keep: leading pages whose tokens and points are as they were: their keys stay.
+    """
+    del request.block_hashes[keep:]
     request.update_block_hashes()
     for point in points:
-        rekey(request, point)
+        if point.page >= keep:
+            rekey(request, point)
 
 
-def lay_out(request: Request, prompt: Tokens, disposition: Disposition, filler: int) -> Tokens:
+def lay_out(
+    request: Request,
+    prompt: Tokens,
+    disposition: Disposition,
+    filler: int,
+    before: Disposition | None = None,
+    page_size: int = 0,
+) -> Tokens:
     """Give a request that vLLM has not scheduled yet its fillers and keys.
 
     The front end keeps the prompt as the user gave it, so usage and echo do not see fillers.
@@ -133,15 +163,18 @@ def lay_out(request: Request, prompt: Tokens, disposition: Disposition, filler: 
     Args:
         prompt: the user's tokens.
         filler: token id.
+        before: how it lies now; None: unknown, so all keys are computed again.
+        page_size: tokens per page, with `before`.
 
     Returns:
         The prompt with its fillers.
     """
+    keep = before.same_pages(disposition, page_size) if before is not None and page_size else 0
     filled = fill(prompt, disposition.filling, filler)
     if len(filled) != request.num_prompt_tokens or disposition.filling.inserts:
         tokens = filled.tolist()
         request.prompt_token_ids = tokens
         request._all_token_ids[: request.num_prompt_tokens] = tokens
         request.num_prompt_tokens = len(tokens)
-    unkey(request, disposition.points)
+    unkey(request, disposition.points, min(keep, len(request.block_hashes)))
     return filled
