@@ -6,7 +6,7 @@ A context with fillers has two coordinates: the user's (without them) and the fi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -81,5 +81,5 @@ def moved(segments: Sequence[Segment], filling: Filling) -> list[Segment]:
         for at, n in filling.inserts:
             if segment.start + shift < at < segment.end + end:
                 end += n
-        result.append(replace(segment, start=segment.start + shift, end=segment.end + end))
+        result.append(Segment(segment.start + shift, segment.end + end, segment.key))
     return result

@@ -121,9 +121,10 @@ class Transcript:
             at = left.get(segment.key)
             if at is None:
                 at = left[segment.key] = list(self._by_key[segment.key])
-            if at and np.array_equal(
-                (entry := self.entries[at.pop()]).tokens, prompt[segment.start : segment.end]
-            ):
+            if not at:
+                continue
+            entry = self.entries[at.pop()]
+            if entry.tokens.tobytes() == prompt[segment.start : segment.end].tobytes():
                 found[i] = entry.row
         return found
 

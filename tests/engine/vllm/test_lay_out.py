@@ -11,7 +11,7 @@ pytest.importorskip("vllm")
 
 from planned_rounds import PAGE, make_request
 from tiny_rounds import FILLER
-from tokendance_engine.adapters.vllm.rekey import Disposition, Point, lay_out, rekey
+from tokendance_engine.adapters.vllm.rekey import Chain, Disposition, Point, lay_out, rekey
 from tokendance_engine.segments.filling import UNFILLED, Filling, fill
 from tokendance_engine.segments.frame import Frame
 from vllm.v1.request import Request
@@ -128,6 +128,25 @@ def test_keys_kept_from_the_layout_before_are_those_computed_from_scratch(layout
         assert step.block_hashes == scratch.block_hashes
         assert list(step.all_token_ids) == list(scratch.all_token_ids)
         before = lies
+
+
+@given(dispositions(), st.integers(0, 6 * PAGE + 3), st.integers(0, 40))
+def test_keys_that_a_chain_remembers_are_those_computed_from_scratch(
+    lies: Disposition, common: int, more: int
+) -> None:
+    prompt = np.arange(6 * PAGE + 3, dtype=np.int32)
+    first = make_request("first", prompt.tolist())
+    filled = lay_out(first, prompt, lies, 999)
+    chain = Chain.of(filled, lies, first.block_hashes)
+    then = np.concatenate([prompt[:common], np.arange(5000, 5000 + more, dtype=np.int32)])
+    usable = chain.usable(then, PAGE)
+    keys = chain.usable_keys(then, usable, PAGE)
+    quick, scratch = make_request("quick", then.tolist()), make_request("scratch", then.tolist())
+    lay_out(quick, then, usable, 999, Disposition(), PAGE, keys)
+    lay_out(scratch, then, usable, 999)
+    assert quick.block_hashes == scratch.block_hashes
+    if common == len(prompt) and not more:
+        assert len(keys) == len(first.block_hashes), "nothing is gained"
 
 
 def test_what_lies_alike_keeps_its_keys_and_is_not_hashed_again() -> None:

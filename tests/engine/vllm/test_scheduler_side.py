@@ -123,10 +123,15 @@ def test_a_plain_request_may_compute_a_members_prompt_between_its_plan_and_its_p
     assert (report["fallback_reason"], report["skipped_positions"]) == ("prefix_cached", 0)
 
 
+@pytest.mark.parametrize("placement", ["shared", "copy"])
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4])
-def test_a_member_that_leaves_at_any_moment_leaves_nothing_behind(loop: Loop, steps: int) -> None:
+def test_a_member_that_leaves_at_any_moment_leaves_nothing_behind(
+    loop: Loop, steps: int, placement: Any
+) -> None:
     made = prompts()
-    requests = [loop.add(p, f"a{i}", fidelity="fast", round_size=3) for i, p in enumerate(made)]
+    requests = [
+        loop.add(p, f"a{i}", fidelity="fast", round_size=3, placement=placement) for i, p in enumerate(made)
+    ]
     for _ in range(steps):
         loop.step()
     loop.abort(requests[1])

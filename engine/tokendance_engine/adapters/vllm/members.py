@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from tokendance_engine.segments.filling import moved
 from tokendance_engine.segments.key import Segment, Tokens
 
 if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import BlockHash
     from vllm.v1.request import Request
 
 
@@ -100,21 +102,25 @@ class Member:
         unsupported = (FallbackReason.UNSUPPORTED_MODEL, FallbackReason.UNSUPPORTED_REQUEST)
         return self.tag.named and self.reason not in unsupported
 
-    def begin(self, earlier: Disposition) -> None:
-        """Lay the prompt out as earlier rounds did, before vLLM has looked it up."""
+    def begin(self, earlier: Disposition, keys: Sequence[BlockHash] = ()) -> None:
+        """Lay the prompt out as earlier rounds did, before vLLM has looked it up; `keys` as in `lie`."""
         self.earlier = earlier
-        self.lie(earlier)
+        self.lie(earlier, keys)
         self.relaid = False
 
-    def lie(self, disposition: Disposition) -> None:
-        """Lay the prompt out with other fillers, positions or salts; only before vLLM has seated it."""
+    def lie(self, disposition: Disposition, keys: Sequence[BlockHash] = ()) -> None:
+        """Lay the prompt out with other fillers, positions or salts; only before vLLM has seated it.
+
+        Args:
+            keys: what the keys of its leading pages will be, where that is known.
+        """
         if disposition == self.lies:
             return
         before, self.lies, self.own_point, self.relaid = self.lies, disposition, None, True
         if self.open_ended:
             self.request.max_tokens = self.answer - disposition.filling.count - disposition.frame.shift
         self.prompt = lay_out(
-            self.request, self.user_prompt, disposition, self.filler, before, self.page_size
+            self.request, self.user_prompt, disposition, self.filler, before, self.page_size, keys
         )
         self.segments = moved(self.user_segments, disposition.filling)
 
@@ -132,7 +138,8 @@ class Member:
 
     def chain(self) -> Chain:
         """How the pages of this context lie, for the agent's next round."""
-        return Chain.of(np.array(self.request.all_token_ids, dtype=np.int32), self.lies)
+        tokens = np.array(self.request.all_token_ids, dtype=np.int32)
+        return Chain.of(tokens, self.lies, self.request.block_hashes)
 
     def report(self, page_size: int) -> MemberReport:
         """What was reused, and what not (`cached` counts whole pages)."""

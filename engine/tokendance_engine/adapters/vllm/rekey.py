@@ -89,24 +89,29 @@ class Chain:
     Attributes:
         tokens: prompt and answer, without fillers.
         disposition: how they lay in pages.
+        keys: of its full pages, as far as they are known; hashing them again would cost more than all planning.
     """
 
     tokens: Tokens
     disposition: Disposition
+    keys: tuple[BlockHash, ...] = ()
 
     @classmethod
-    def of(cls, tokens: Tokens, disposition: Disposition) -> Chain:
+    def of(cls, tokens: Tokens, disposition: Disposition, keys: Sequence[BlockHash] = ()) -> Chain:
         """From a context with its fillers."""
-        return cls(strip(tokens, disposition.filling), disposition)
+        return cls(strip(tokens, disposition.filling), disposition, tuple(keys))
+
+    def usable_keys(self, prompt: Tokens, lies: Disposition, page_size: int) -> Sequence[BlockHash]:
+        """Keys of the leading pages of a prompt that lies so (`usable`): what they hash is the same."""
+        end = self._common(prompt) + lies.filling.count
+        return self.keys[: min(end // page_size, self.disposition.same_pages(lies, page_size))]
 
     def usable(self, prompt: Tokens, page_size: int) -> Disposition:
         """What applies to a new prompt: only what lies in the part it has in common with this context.
 
         Positions are shifted only where keys are salted.
         """
-        n = min(len(prompt), len(self.tokens))
-        different = np.flatnonzero(prompt[:n] != self.tokens[:n])
-        common = int(different[0]) if len(different) else n
+        common = self._common(prompt)
         filling = self.disposition.filling.usable(common)
         end = common + filling.count
         points = tuple(p for p in self.disposition.points if (p.page + 1) * page_size <= end)
@@ -116,6 +121,11 @@ class Chain:
         unsalted = min(left[0].page * page_size, end) if left else end
         steps = tuple(s for s in self.disposition.frame.steps if salted <= s[0] < unsalted)
         return Disposition(filling, Frame(steps), points)
+
+    def _common(self, prompt: Tokens) -> int:
+        n = min(len(prompt), len(self.tokens))
+        different = np.flatnonzero(prompt[:n] != self.tokens[:n])
+        return int(different[0]) if len(different) else n
 
 
 def rekey(request: Request, point: Point) -> None:
@@ -155,6 +165,7 @@ def lay_out(
     filler: int,
     before: Disposition | None = None,
     page_size: int = 0,
+    keys: Sequence[BlockHash] = (),
 ) -> Tokens:
     """Give a request that vLLM has not scheduled yet its fillers and keys.
 
@@ -165,6 +176,7 @@ def lay_out(
         filler: token id.
         before: how it lies now; None: unknown, so all keys are computed again.
         page_size: tokens per page, with `before`.
+        keys: what the keys of its leading pages will be, where that is known.
 
     Returns:
         The prompt with its fillers.
@@ -176,5 +188,8 @@ def lay_out(
         request.prompt_token_ids = tokens
         request._all_token_ids[: request.num_prompt_tokens] = tokens
         request.num_prompt_tokens = len(tokens)
+    if keys:
+        request.block_hashes[:] = keys
+        keep = len(keys)
     unkey(request, disposition.points, min(keep, len(request.block_hashes)))
     return filled

@@ -117,9 +117,10 @@ class SchedulerSide:
         self._gathering.add(member)
         family, agent = self._families.get(member.family), member.tag.agent_id
         if member.reason is None and family is not None and agent in family.chains:
-            lies = family.chains[agent].usable(member.user_prompt, self._page_size)
+            chain = family.chains[agent]
+            lies = chain.usable(member.user_prompt, self._page_size)
             if self._placement.fits(member, lies):
-                member.begin(lies)
+                member.begin(lies, chain.usable_keys(member.user_prompt, lies, self._page_size))
         self.mirrors.arrived(member)
 
     def hold(self, request: Request, cached: int) -> bool:
