@@ -25,7 +25,9 @@ ENGINES = [
     ("engine_model.py", "yarn:32"),
     ("engine_model.py", "llama3:32"),
     ("engine_model.py", "partial:32"),
-    ("engine_refused.py", "gemma3:32"),
+    ("engine_refused.py", "gemma3"),
+    ("engine_refused.py", "speculative"),
+    ("engine_narrow.py", ""),
 ]
 
 

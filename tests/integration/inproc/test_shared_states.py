@@ -1,4 +1,4 @@
-"""Members with shared pages in every state: what happens around a member must not change what it answers."""
+"""Members in every state, with shared pages and copies: what happens around one must not change what it answers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ pytestmark = pytest.mark.server
 HISTORIES = (70, 101, 133)
 BLOCKS = (150, 90, 150)
 FAST = {"fidelity": "fast", "placement": "shared"}
+both = pytest.mark.parametrize("placement", ["shared", "copy"])
 
 
+@both
 @pytest.mark.parametrize("fidelity", ["fast", "balanced"])
 def test_members_prepared_one_by_one_say_what_members_prepared_together_say(
-    rounds: Rounds, fidelity: str
+    rounds: Rounds, fidelity: str, placement: str
 ) -> None:
     prompts = rounds.members(HISTORIES, BLOCKS)
-    together = rounds.play(prompts, fidelity=fidelity, placement="shared")
-    assert all(r["shared_tokens"] for r in together.reports)
+    together = rounds.play(prompts, fidelity=fidelity, placement=placement)
+    assert all(bool(r["shared_tokens"]) == (placement == "shared") for r in together.reports)
     rounds.forget()
     work = rounds.scheduler._work
     limit, work.limit = work.limit, 60
     try:
-        serial = rounds.play(prompts, fidelity=fidelity, placement="shared")
+        serial = rounds.play(prompts, fidelity=fidelity, placement=placement)
     finally:
         work.limit = limit
     assert serial.tokens == together.tokens
@@ -50,15 +52,17 @@ def test_the_same_round_twice_shares_the_same_pages_and_says_the_same(rounds: Ro
     assert all(r["approximate_cached_tokens"] > 200 for r in again.reports)
 
 
+@both
 @pytest.mark.parametrize("edge", [-1, 0, 1])
-def test_chunks_that_end_around_a_segment(rounds: Rounds, edge: int) -> None:
+def test_chunks_that_end_around_a_segment(rounds: Rounds, edge: int, placement: str) -> None:
     prompts = rounds.members((64, 64, 64), (150, 90, 150), task=100)
-    whole = rounds.play(prompts, **FAST).tokens
+    tag = {"fidelity": "fast", "placement": placement}
+    whole = rounds.play(prompts, **tag).tokens
     rounds.forget()
     steps = Steps(rounds)
     with steps.chunks(64 + edge):
         for p in prompts:
-            steps.add(p.agent, p, {"round_id": "s:1", "round_size": 3, **FAST})
+            steps.add(p.agent, p, {"round_id": "s:1", "round_size": 3, **tag})
         steps.finish()
     assert [steps.tokens(p.agent) for p in prompts] == whole
 
@@ -84,20 +88,25 @@ def test_a_straggler_a_double_and_a_wrong_size(rounds: Rounds) -> None:
     assert late.tokens == alone[:1]
 
 
-def test_two_rounds_of_one_session_at_once_and_a_round_id_used_again(rounds: Rounds) -> None:
+@both
+@pytest.mark.parametrize("names", [("s:one", "s:two"), ("one:1", "two:1")])
+def test_two_rounds_at_once_and_a_round_id_used_again(
+    rounds: Rounds, placement: str, names: tuple[str, str]
+) -> None:
+    tag = {"fidelity": "fast", "placement": placement}
     one, two = rounds.members(HISTORIES, BLOCKS), rounds.members(HISTORIES, BLOCKS)
     truth = []
     for prompts in (one, two):
-        truth.append(rounds.play(prompts, **FAST).tokens)
+        truth.append(rounds.play(prompts, **tag).tokens)
         rounds.forget()
     steps = Steps(rounds)
     for i in range(3):
-        for name, prompts in (("one", one), ("two", two)):
-            steps.add(f"{name}{i}", prompts[i], {"round_id": f"s:{name}", "round_size": 3, **FAST})
+        for name, prompts in zip(names, (one, two), strict=True):
+            steps.add(f"{name}{i}", prompts[i], {"round_id": name, "round_size": 3, **tag})
     steps.finish()
-    for name, expected in zip(("one", "two"), truth, strict=True):
+    for name, expected in zip(names, truth, strict=True):
         assert [steps.tokens(f"{name}{i}") for i in range(3)] == expected
-    assert rounds.play(one, "s:two", **FAST).tokens == truth[0], "the text counts, not the id"
+    assert rounds.play(one, names[1], **tag).tokens == truth[0], "the text counts, not the id"
 
 
 def test_other_orders_share_what_stands_alike_and_copy_the_rest(rounds: Rounds) -> None:
