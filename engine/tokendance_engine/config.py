@@ -14,7 +14,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any
 
-from tokendance_sdk.protocol import BODY_KEY, FIDELITIES, PLACEMENTS, Fidelity, Limits, Placement
+from tokendance_sdk.protocol import (
+    BODY_KEY,
+    EXECUTIONS,
+    FIDELITIES,
+    PLACEMENTS,
+    Execution,
+    Fidelity,
+    Limits,
+    Placement,
+)
 
 from tokendance_engine.errors import ConfigError
 
@@ -54,6 +63,18 @@ def _is_tiers(text: str) -> bool:
     except ValueError:
         return False
     return isinstance(spec, dict) or (isinstance(spec, list) and all(isinstance(each, dict) for each in spec))
+
+
+def _is_backend(name: str) -> bool:
+    """True if there is such a PIC backend.
+
+    Raises:
+        ConfigError: there is not; lists those there are.
+    """
+    from tokendance_engine.reuse.backends import check_name
+
+    check_name(name)
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +119,18 @@ class EngineConfig:
         choices=("off", *FIDELITIES),
         alone="exact",
     )
-    default_backend: str = _setting("master", "PIC backend of requests that name none.")
+    default_backend: str = _setting(
+        "master",
+        "PIC backend of requests that name none.",
+        text="a backend (see docs/backends.md)",
+        check=_is_backend,
+    )
+    execution: Execution = _setting(  # noqa: RUF009 (makes a field)
+        "collective",
+        "How members of a round are computed: 'collective' in one pass, 'serial' each in an engine step of its own, as "
+        "methods that know no rounds do.",
+        choices=EXECUTIONS,
+    )
     kernel: str = _setting(
         "auto",
         "What restores pages: 'auto' uses Triton on GPUs and the fused pass on CPUs, where they were verified at "
@@ -225,7 +257,10 @@ def parse(name: str, value: Any, source: str) -> Any:
     parsed = _convert(value, type(each.default))
     choices = each.metadata["choices"]
     if isinstance(parsed, str):
-        fine = parsed in choices if choices else each.metadata["check"](parsed)
+        try:
+            fine = parsed in choices if choices else each.metadata["check"](parsed)
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from None
     else:
         fine = parsed is not None and each.metadata["low"] <= parsed <= each.metadata["high"]
     if not fine:

@@ -11,7 +11,7 @@ from tokendance_sdk.marking import mark_shared
 from tokendance_sdk.protocol import ID_PATTERN
 
 _NOT_SAMPLING = ("model", "messages", "stream", "stream_options", "tokendance")
-_TAG_FIELDS = ("fidelity", "placement", "backend", "options")
+_TAG_FIELDS = ("fidelity", "placement", "backend", "options", "execution")
 
 
 def wire_id(name: str) -> str:

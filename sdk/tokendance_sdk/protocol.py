@@ -48,6 +48,8 @@ FIDELITIES: tuple[Fidelity, ...] = ("exact", "balanced", "fast")
 DEFAULT_FIDELITY: Fidelity = "balanced"
 Placement = Literal["auto", "shared", "copy"]
 PLACEMENTS: tuple[Placement, ...] = ("auto", "shared", "copy")
+Execution = Literal["collective", "serial"]
+EXECUTIONS: tuple[Execution, ...] = ("collective", "serial")
 
 
 class FallbackReason(StrEnum):
@@ -104,7 +106,8 @@ class PlacementReason(StrEnum):
 
 _PLACEMENT_REASONS = {
     PlacementReason.COPY_REQUESTED: "placement 'copy' was asked for",
-    PlacementReason.REFERENCE_BACKEND: "the backend recomputes everything, as a reference, so nothing is shared",
+    PlacementReason.REFERENCE_BACKEND: "the backend is one to compare with, or changes KV member by member: it only "
+    "copies",
     PlacementReason.UNSUPPORTED_RUNNER: "vLLM's model runner gives no access to positions",
     PlacementReason.LONGER_HISTORY: "this member's history ends beyond the position of the shared region",
     PlacementReason.SHORTER_HISTORY: "this member would skip more positions than max_skipped_positions (or has the "
@@ -143,6 +146,10 @@ class RoundTag(BaseModel):
     )
     backend: str | None = Field(default=None, description="PIC backend for this request (experiments).")
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the backend.")
+    execution: Execution | None = Field(
+        default=None,
+        description="`collective`: with the round's other members in one pass; `serial`: alone; default: the server's.",
+    )
     segments: list[int] | None = Field(
         default=None, description="Boundaries (token offsets, ascending) of a token-id prompt."
     )
@@ -197,6 +204,10 @@ class MemberReport(BaseModel):
     recomputed_tokens: int = Field(
         default=0, description="Restored from the master, then recomputed (selection)."
     )
+    checked_tokens: int = Field(
+        default=0,
+        description="Computed up to the backend's check layer to find out which to recompute; not part of the sum.",
+    )
     fresh_tokens: int = Field(default=0, description="Computed because nobody had them.")
     matched: list[tuple[int, int]] = Field(
         default_factory=list, description="Prompt offsets [start, end) of the segments found in the master."
@@ -210,6 +221,9 @@ class MemberReport(BaseModel):
     )
     backend: str | None = Field(default=None, description="PIC backend used; null with `exact`.")
     fidelity: Fidelity = Field(default=DEFAULT_FIDELITY, description="Asked for.")
+    execution: Execution = Field(
+        default="collective", description="Together with the other members, or alone."
+    )
     placement: Literal["shared", "copy"] | None = Field(
         default=None,
         description="Whether some pages are the master's own, or all were copied; null without reuse.",

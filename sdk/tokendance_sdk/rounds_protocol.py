@@ -18,6 +18,7 @@ from tokendance_sdk.protocol import (
     ID_PATTERN,
     ID_RULE,
     MAX_ROUND_SIZE,
+    Execution,
     Fidelity,
     Limits,
     Placement,
@@ -35,7 +36,7 @@ __all__ = [
     "TextPart",
 ]
 
-_TAG_FIELDS = ("fidelity", "placement", "backend", "options")
+_TAG_FIELDS = ("fidelity", "placement", "backend", "options", "execution")
 _NOT_FOR_AGENTS = (
     "model",
     "round_id",
@@ -118,6 +119,7 @@ class RoundAgent(BaseModel):
     placement: Placement | None = None
     backend: str | None = None
     options: dict[str, Any] | None = None
+    execution: Execution | None = None
 
     _id = field_validator("agent_id")(_valid_id)
 
@@ -150,6 +152,7 @@ class RoundRequest(BaseModel):
     placement: Placement | None = None
     backend: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
+    execution: Execution | None = None
     stream: bool = False
 
     _round_id = field_validator("round_id")(_valid_id)
@@ -208,6 +211,7 @@ class RoundRequest(BaseModel):
                 "placement": self.placement,
                 "backend": self.backend,
                 "options": self.options,
+                "execution": self.execution,
                 **own,
             },
         )

@@ -53,7 +53,7 @@ def test_a_config_is_read_from_an_absent_extra_config_and_the_environment() -> N
         ("kernel", 3, "one of auto, torch, triton, triton-interpret"),
         ("placement", "near", "one of auto, shared, copy"),
         ("max_skipped_positions", -1, "a whole number, at least 0"),
-        ("default_backend", "", "a name"),
+        ("execution", "both", "one of collective, serial"),
         ("tiers", "disk", "JSON, or none"),
         ("tiers", "[1]", "JSON, or none"),
         ("secret_file", "", "a path, or none"),
@@ -65,6 +65,17 @@ def test_a_bad_value_names_source_value_and_what_is_allowed(name: str, value: ob
     with pytest.raises(ConfigError) as caught:
         parse(name, value, "SOURCE")
     assert str(caught.value) == f"SOURCE: got {value!r}; allowed: {rule}"
+
+
+@pytest.mark.parametrize("value", ["", "mastr"])
+def test_an_unknown_backend_is_refused_at_start_with_the_names_of_all(value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.resolve(flags={"default_backend": value}, environ={})
+    assert str(caught.value) == (
+        f"tokendance option 'default_backend': backend {value!r} is unknown; "
+        "allowed: all, cacheblend, cacheblend-blocks, epic, master"
+    )
+    assert EngineConfig.resolve(flags={"default_backend": "epic"}, environ={}).default_backend == "epic"
 
 
 def test_a_bad_environment_variable_is_named() -> None:

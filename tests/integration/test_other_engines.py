@@ -14,6 +14,7 @@ HERE = Path(__file__).parent / "inproc"
 
 ENGINES = [
     ("engine_bf16.py", ""),
+    ("engine_backends.py", ""),
     ("engine_small_pool.py", ""),
     ("engine_triton.py", ""),
     ("engine_soak.py", ""),

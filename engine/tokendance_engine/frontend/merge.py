@@ -60,7 +60,7 @@ def merge_tag(processor: Any, request_id: str, prompt: Any, params: Any) -> tupl
             ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
             check_segments(tag.segments, len(ids or ()), config.max_segments)
             boundaries = tuple(tag.segments)
-        make_backend(tag.backend or config.default_backend, 0, tag.options)
+        _check_backend(processor, tag.backend or config.default_backend, tag.options)
     except (RequestRejectedError, ConfigError) as error:
         raise VLLMValidationError(str(error)) from None
     resolved = EngineTag(
@@ -74,6 +74,7 @@ def merge_tag(processor: Any, request_id: str, prompt: Any, params: Any) -> tupl
         placement=tag.placement,
         backend=tag.backend or config.default_backend,
         options=dict(tag.options),
+        execution=tag.execution or config.execution,
         named=tag.agent_id is not None,
         automatic=state is not None and state.automatic,
         segments=boundaries or (),
@@ -87,6 +88,19 @@ def _config(processor: Any) -> EngineConfig:
     if processor not in _configs:
         _configs[processor] = config_of(processor.vllm_config)
     return _configs[processor]
+
+
+def _check_backend(processor: Any, name: str, options: Mapping[str, Any]) -> None:
+    """Refuse what the engine could only serve plainly.
+
+    Raises:
+        ConfigError: the backend or one of its options does not exist, or it checks a layer the model does not have.
+    """
+    check = make_backend(name, 0, options).check
+    model = getattr(processor.vllm_config, "model_config", None)
+    layers = getattr(getattr(model, "hf_text_config", None), "num_hidden_layers", None)
+    if check is not None and layers is not None and not 0 <= check.layer < layers:
+        raise ConfigError(f"check layer {check.layer} of backend {name!r}; allowed: 0 to {layers - 1}")
 
 
 def _direct_tag(value: Any) -> RoundTag:

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 from tokendance_sdk.protocol import (
     BODY_KEY,
+    EXECUTIONS,
     FIDELITIES,
     HEADER_FIELDS,
     ID_RULE,
@@ -32,6 +33,7 @@ _RULES = {
     "placement": ", ".join(PLACEMENTS),
     "backend": "a backend's name",
     "options": "an object",
+    "execution": ", ".join(EXECUTIONS),
     "segments": "a list of token offsets",
 }
 

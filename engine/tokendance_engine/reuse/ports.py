@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from tokendance_engine.segments.filling import UNFILLED, Filling
+from tokendance_engine.segments.frame import IN_PLACE, Frame
 from tokendance_engine.segments.key import Tokens
 
 PageTable = npt.NDArray[np.int32]
@@ -66,6 +69,33 @@ class MasterJob:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """A backend that must be asked about one member in the worker, and what it must know.
+
+    Attributes:
+        backend, options: as for `make_backend`; all options are given.
+        scope: whose state the backend keeps: (tenant's salt, session).
+        round: what is learned from it serves later ones.
+        agent: the member.
+        prompt: its tokens up to the end of the plan, fillers included.
+        segments: (start, end, row) of those the master holds, ascending, int64 [n, 3].
+        compute: runs [start, end) to compute in any case, int64 [n, 2].
+        frame, filling: where the tokens stand, and its fillers.
+    """
+
+    backend: str
+    options: Mapping[str, Any]
+    scope: tuple[str, ...]
+    round: str
+    agent: str
+    prompt: Tokens
+    segments: npt.NDArray[np.int64]
+    compute: npt.NDArray[np.int64]
+    frame: Frame = IN_PLACE
+    filling: Filling = UNFILLED
+
+
+@dataclass(frozen=True, slots=True)
 class MemberJob:
     """Fill one member's own pages: restore rows of its master, compute the rest.
 
@@ -74,7 +104,8 @@ class MemberJob:
         master: id of the master restored from; `master_pages` is its page table.
         pages: the member's page table.
         moves: rows to restore, span by span.
-        runs: what to compute.
+        runs: what to compute, unless a backend must be asked first.
+        ask: the backend to ask.
     """
 
     request_id: str
@@ -83,6 +114,7 @@ class MemberJob:
     pages: PageTable
     moves: Moves
     runs: list[Run]
+    ask: Ask | None = None
 
 
 class Pages(Protocol):
@@ -90,6 +122,35 @@ class Pages(Protocol):
 
     def restore(self, jobs: Sequence[MemberJob]) -> None:
         """Write every restore span of every job, keys rotated from master row to prompt position."""
+        ...
+
+
+class Rows(Protocol):
+    """Reads and writes single rows of page tables, layer by layer."""
+
+    layers: int
+
+    def read(
+        self, layer: int, pages: PageTable, at: npt.NDArray[np.int64]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of the tokens with these indices, [n, heads, dim] each, as stored."""
+        ...
+
+    def write(
+        self,
+        layer: int,
+        pages: PageTable,
+        at: npt.NDArray[np.int64],
+        key: torch.Tensor,
+        value: torch.Tensor,
+    ) -> None:
+        """Put K and V in their place."""
+        ...
+
+    def turn(
+        self, layer: int, keys: torch.Tensor, old: npt.NDArray[np.int64], new: npt.NDArray[np.int64]
+    ) -> torch.Tensor:
+        """Keys [n, heads, dim] of a layer rotated from old to new positions, float32."""
         ...
 
 
@@ -101,4 +162,18 @@ class VirtualBatch(Protocol):
 
     def forward(self, runs: Sequence[Run]) -> None:
         """Compute all runs in one pass; their K/V lands in their pages."""
+        ...
+
+    def keys(self, runs: Sequence[Run], layer: int) -> torch.Tensor:
+        """Compute all runs in one pass up to a layer's keys, and no further.
+
+        K/V of the layers below lands in the pages; that of the layer itself stays as it is.
+
+        Returns:
+            Keys of the runs' tokens in order, [tokens, heads, dim], rotated to their positions.
+        """
+        ...
+
+    def total(self, scores: torch.Tensor) -> torch.Tensor:
+        """Scores summed over all workers that hold a part of every token's heads."""
         ...

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tokendance_sdk.protocol import BODY_KEY, DEFAULT_FIDELITY, Fidelity, Placement
+from tokendance_sdk.protocol import BODY_KEY, DEFAULT_FIDELITY, Execution, Fidelity, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class EngineTag:
     placement: Placement | None = None
     backend: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    execution: Execution = "collective"
     named: bool = True
     automatic: bool = False
     segments: tuple[int, ...] = ()

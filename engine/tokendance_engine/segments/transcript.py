@@ -2,6 +2,8 @@
 
 A row is a token position of the master's own context. Rows below `preamble` belong to the text the shared segments
 were computed after; they are never restored into a member.
+
+In a transcript whose segments stand apart each of them is computed by itself, right after the preamble.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class Transcript:
         regions: rows at which regions start: what some member has something of its own in front of.
         frame: where the rows stand; a region may skip positions.
         placed: regions that have got their position.
+        apart: page size if segments stand apart (preamble and segments then begin at pages), else 0.
     """
 
     preamble: Tokens
@@ -47,16 +50,25 @@ class Transcript:
     regions: list[int] = field(default_factory=list)
     frame: Frame = IN_PLACE
     placed: int = 0
+    apart: int = 0
     _by_key: dict[SegmentKey, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.apart and len(self.preamble) % self.apart:
+            raise ValueError(f"a preamble of {len(self.preamble)} tokens does not fill pages of {self.apart}")
         self.rows = len(self.preamble) + sum(len(e.tokens) for e in self.entries)
 
     def __contains__(self, key: SegmentKey) -> bool:
         return key in self._by_key
 
     def append(self, key: SegmentKey, tokens: Tokens) -> Entry:
-        """Add a segment after the last row."""
+        """Add a segment after the last row (or at the next page, where segments stand apart)."""
+        if self.apart:
+            gap = -self.rows % self.apart
+            if gap:
+                self.entries.append(Entry(FILLER, self.rows, np.zeros(gap, dtype=np.int32)))
+                self.rows += gap
+            self.frame = Frame((*self.frame.steps, (self.rows, len(self.preamble) - self.rows)))
         entry = Entry(key, self.rows, tokens)
         self._by_key.setdefault(key, []).append(len(self.entries))
         self.entries.append(entry)
@@ -87,6 +99,13 @@ class Transcript:
         self.frame = self.frame.stepped(row, position - row)
         self.placed += 1
 
+    @property
+    def positions(self) -> int:
+        """Positions its rows need."""
+        if self.apart:
+            return len(self.preamble) + max((len(e.tokens) for e in self.entries), default=0)
+        return self.rows + self.frame.shift
+
     def copy(self) -> Transcript:
         """An independent transcript with the same content."""
         same = replace(self, entries=list(self.entries), regions=list(self.regions))
@@ -111,6 +130,7 @@ class Transcript:
 
         Repeated segments (the same label every round, two equal outputs) are aligned from the end, so that the
         newest occurrence in the prompt meets the newest in the transcript even if the prompt lost older rounds.
+        Where segments stand apart, all occurrences are the same row.
         """
         left: dict[SegmentKey, list[int]] = {}
         found: list[int | None] = [None] * len(segments)
@@ -123,7 +143,7 @@ class Transcript:
                 at = left[segment.key] = list(self._by_key[segment.key])
             if not at:
                 continue
-            entry = self.entries[at.pop()]
+            entry = self.entries[at[-1] if self.apart else at.pop()]
             if entry.tokens.tobytes() == prompt[segment.start : segment.end].tobytes():
                 found[i] = entry.row
         return found
@@ -139,7 +159,12 @@ class Transcript:
         assert sum(map(len, self._by_key.values())) == sum(e.key != FILLER for e in self.entries)
         assert sorted(set(self.regions)) == self.regions
         assert self.placed <= len(self.regions)
-        assert all(first in self.regions for first, _ in self.frame.steps)
+        if self.apart:
+            starts = [e.row for e in self.entries if e.key != FILLER]
+            assert all(row % self.apart == 0 for row in starts)
+            assert [first for first, _ in self.frame.steps] == starts
+        else:
+            assert all(first in self.regions for first, _ in self.frame.steps)
 
 
 def shared_order(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -49,14 +51,58 @@ def test_members_share_the_steps_budget_and_the_first_always_fits() -> None:
     plans = [m.plan for m in members if m.plan is not None]
     work = StepWork(engine.families, plans[0].computed + plans[1].computed)
     assert engine.master().next_job(1000)
-    assert all(work.fits(plan) for plan in plans)
-    work.hand_out(members[0])
-    assert work.fits(plans[1])
-    work.hand_out(members[1])
-    assert not work.fits(plans[2])
+    one, two, three = members
+    assert all(work.fits(m, plan) for m, plan in zip(members, plans, strict=True))
+    work.hand_out(one)
+    assert work.fits(two, plans[1])
+    work.hand_out(two)
+    assert not work.fits(three, plans[2])
     work.take()
-    assert work.fits(plans[2])
-    assert StepWork(engine.families, 1).fits(plans[2])
+    assert work.fits(three, plans[2])
+    assert StepWork(engine.families, 1).fits(three, plans[2])
+
+
+def test_a_serial_member_has_a_step_of_its_own_before_and_after_others() -> None:
+    engine = Engine()
+    one, two, three = prepared(engine)
+    two.tag = replace(two.tag, execution="serial")
+    assert two.plan is not None
+    assert three.plan is not None
+    work = StepWork(engine.families, 10_000)
+    work.hand_out(one)
+    assert work.fits(three, three.plan)
+    assert not work.fits(two, two.plan)
+    work.take()
+    assert work.fits(two, two.plan)
+    work.hand_out(two)
+    assert not work.fits(three, three.plan)
+    work.take()
+    assert work.fits(three, three.plan)
+
+
+def test_a_backend_that_must_be_asked_gets_the_plan_and_no_runs() -> None:
+    engine = Engine()
+    members = engine.plan(
+        [[private(m, 0, n), out(0, 90), out(1, 90), MARKER] for m, n in enumerate(HISTORIES)],
+        backend="cacheblend",
+    )
+    work = StepWork(engine.families, 100)
+    for member in members[:2]:
+        assert member.master is not None
+        plan = member.plan = engine.placement.plan(member, member.master.transcript)
+        member.preparation = Preparation.make(engine.pool, [], plan, member.master.blocks, PAGE)
+        assert plan.selected == 0
+        fits = work.fits(member, plan)
+        work.hand_out(member)
+        job = work.meta.members[-1]
+        assert job.ask is not None
+        assert not job.runs
+        assert (job.ask.backend, job.ask.options["percent"]) == ("cacheblend", 15)
+        assert job.ask.compute.tolist() == plan.compute.tolist()
+        assert len(job.ask.prompt) == plan.end
+        assert job.ask.segments.tolist() == [[s.start, s.end, s.row] for s in member.found or []]
+        assert job.moves[:, 2].sum() == plan.reused
+    assert not fits, "what it is likely to choose does not count in the step's budget"
 
 
 def test_what_is_handed_out_is_the_plan_with_positions() -> None:

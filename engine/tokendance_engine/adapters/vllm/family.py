@@ -9,6 +9,7 @@ import numpy as np
 from tokendance_sdk.protocol import MAX_ROUND_SIZE
 
 from tokendance_engine.adapters.vllm.rekey import Chain
+from tokendance_engine.reuse.apart import runs_apart
 from tokendance_engine.reuse.fillers import runs_with_fillers
 from tokendance_engine.reuse.ports import MasterJob, PageTable
 from tokendance_engine.segments.transcript import Transcript
@@ -16,8 +17,8 @@ from tokendance_engine.segments.transcript import Transcript
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-FamilyKey = tuple[str, str]
-"""(tenant's cache salt, session id)."""
+FamilyKey = tuple[str, ...]
+"""(tenant's cache salt, session id), and where shared KV comes from if that is not the session's transcript."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +53,8 @@ class Master:
         start, end = self.sent, min(self.sent + limit, self.transcript.rows)
         whole = self.transcript
         self.sent = end
+        if whole.apart:
+            return MasterJob(self.id, runs_apart(whole, start, end, self.pages()))
         runs = runs_with_fillers([(start, end)], whole.tokens(), self.pages(), whole.frame, whole.filling())
         return MasterJob(self.id, runs)
 
@@ -69,6 +72,11 @@ class Family:
     master: Master | None = None
     lost: Master | None = None
     chains: dict[str, Chain] = field(default_factory=dict)
+
+    def chain(self, agent: str, method: str) -> Chain | None:
+        """How an agent's pages are keyed, if they were made by the same backend with the same options."""
+        chain = self.chains.get(agent)
+        return chain if chain is not None and chain.method == method else None
 
     def remember(self, agent: str, chain: Chain) -> None:
         """Keep how an agent's pages are keyed; beyond a round of the largest size, the oldest is forgotten."""

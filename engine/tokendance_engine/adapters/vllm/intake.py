@@ -76,7 +76,8 @@ class Intake:
             tag = replace(tag, round_id=name, session_id=name)
             if sum(len(s) for s in segments[1:-1]) < self._settings.min_reused_tokens:
                 reason = reason or FallbackReason.NO_SHARED_SEGMENTS  # nothing to wait for
-        family = (salt, tag.session_id)
+        source = backend.source if backend is not None else "master"
+        family = (salt, tag.session_id, *([] if source == "master" else [source]))
         answer = int(request.max_tokens)
         return Member(
             request,

@@ -126,9 +126,9 @@ class Families:
         self.retire(self._families.pop(key))
 
     def release_family(self, key: FamilyKey) -> None:
-        """Forget a family that its client has released; its master's pages go when its last user is done."""
-        if key in self._families:
-            self.drop(key)
+        """Forget a family that its client has released; pages of masters go when their last users are done."""
+        for each in [k for k in self._families if k[:2] == key[:2]]:
+            self.drop(each)
 
     def give_way(self, pages: int) -> None:
         """Free idle masters, least recently used first, until the pool has this many free pages."""
@@ -168,14 +168,15 @@ class Families:
         """Live families for the status route; tenants are not named."""
         return [
             {
-                "session_id": session,
-                "salted": bool(salt),
+                "session_id": key[1],
+                "salted": bool(key[0]),
+                "source": key[2] if len(key) > 2 else "master",
                 "agents": len(f.chains),
                 "segments": f.master.transcript.counts().total() if f.master else 0,
                 "rows": f.master.transcript.rows if f.master else 0,
                 "pages": len(f.master.blocks) if f.master else 0,
             }
-            for (salt, session), f in self._families.items()
+            for key, f in self._families.items()
         ]
 
     def check(self) -> None:

@@ -14,6 +14,7 @@ from tokendance_engine.adapters.vllm.history import History
 from tokendance_engine.adapters.vllm.preparation import Preparation
 from tokendance_engine.adapters.vllm.rekey import Chain, Disposition, Point, lay_out, rekey, unkey
 from tokendance_engine.reuse.backends import Backend
+from tokendance_engine.reuse.judge import Verdict
 from tokendance_engine.reuse.plan import Plan
 from tokendance_engine.reuse.selection import Reused
 from tokendance_engine.rounds.gather import Group
@@ -53,6 +54,7 @@ class Member:
         seated: vLLM gave it its page table; after a preemption its own pages are in the cache.
         reason: why it takes vLLM's own path; final.
         placement_reason: why not all of its regions share the master's pages.
+        verdict: what its backend did in the worker.
         history: what is stored of its earlier context.
     """
 
@@ -84,6 +86,7 @@ class Member:
     gathered_ms: float = 0.0
     group_size: int = 1
     times: tuple[float, float] | None = None
+    verdict: Verdict = field(default_factory=Verdict)
     reason: FallbackReason | None = None
     placement_reason: PlacementReason | None = None
     history: History = field(default_factory=History)
@@ -93,14 +96,25 @@ class Member:
 
     @property
     def key(self) -> tuple[FamilyKey, str]:
-        """What its round is gathered by."""
-        return self.family, self.tag.round_id
+        """What its round is gathered by, whatever backends its members use."""
+        return self.family[:2], self.tag.round_id
+
+    @property
+    def method(self) -> str:
+        """Identity of its backend; pages of different ones are never mixed up."""
+        return self.backend.identity if self.backend is not None else ""
+
+    @property
+    def serial(self) -> bool:
+        """Whether it is prepared in a step of its own."""
+        return self.tag.execution == "serial"
 
     @property
     def storable(self) -> bool:
         """Whether its KV may be kept for the agent's next round, and brought back."""
         unsupported = (FallbackReason.UNSUPPORTED_MODEL, FallbackReason.UNSUPPORTED_REQUEST)
-        return self.tag.named and self.reason not in unsupported
+        known_ahead = self.backend is None or not (self.backend.at_work or self.backend.source != "master")
+        return self.tag.named and known_ahead and self.reason not in unsupported
 
     def begin(self, earlier: Disposition, keys: Sequence[BlockHash] = ()) -> None:
         """Lay the prompt out as earlier rounds did, before vLLM has looked it up; `keys` as in `lie`."""
@@ -132,14 +146,14 @@ class Member:
             self.own_point, self.relaid = None, True
         if page is not None:
             self.relaid = True
-            self.own_point = Point.fresh(page)
+            self.own_point = Point.fresh(page, self.method)
             rekey(self.request, self.own_point)
             self.lies = replace(self.lies, points=(*self.lies.points, self.own_point))
 
     def chain(self) -> Chain:
         """How the pages of this context lie, for the agent's next round."""
         tokens = np.array(self.request.all_token_ids, dtype=np.int32)
-        return Chain.of(tokens, self.lies, self.request.block_hashes)
+        return Chain.of(tokens, self.lies, self.request.block_hashes, self.method)
 
     def report(self, page_size: int) -> MemberReport:
         """What was reused, and what not (`cached` counts whole pages)."""
@@ -147,7 +161,8 @@ class Member:
         cached = self.cached or 0
         earlier = [p for p in self.lies.points if p is not self.own_point]
         approximate = max(0, cached - earlier[0].page * page_size) if earlier else 0
-        reused, selected = (plan.reused, plan.selected) if plan else (0, 0)
+        chosen = self.verdict.chosen if plan else 0
+        reused, selected = (plan.reused - chosen, plan.selected + chosen) if plan else (0, 0)
         shared = len(plan.shared) * page_size if plan else 0
         to_user = self.lies.filling.to_user
         return MemberReport(
@@ -165,6 +180,7 @@ class Member:
             reused_tokens=reused,
             shared_tokens=shared,
             recomputed_tokens=selected,
+            checked_tokens=self.verdict.checked if plan else 0,
             fresh_tokens=len(self.prompt) - cached - reused - selected,
             matched=[(to_user(s.start), to_user(s.end)) for s in self.found or []] if plan else [],
             gather_ms=round(self.gathered_ms, 3),
@@ -172,6 +188,7 @@ class Member:
             compute_ms=round(self.times[1], 3) if self.times else None,
             backend=self.backend.name if self.backend else None,
             fidelity=self.tag.fidelity,
+            execution=self.tag.execution,
             placement=None if plan is None else "shared" if shared else "copy",
             placement_reason=self.placement_reason if plan else None,
             fallback_reason=self.reason,

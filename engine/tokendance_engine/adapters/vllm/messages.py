@@ -8,6 +8,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
 from tokendance_engine.adapters.vllm.mirror_jobs import MirrorReport, MirrorWork
+from tokendance_engine.reuse.judge import Verdict
 from tokendance_engine.reuse.ports import MasterJob, MemberJob
 
 
@@ -54,6 +55,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
         gate: `(reason,)` once after start; reason None means reuse is on.
         shifts: with `gate`: whether positions of the forward pass can be shifted.
         done: request id -> (restore, compute) milliseconds of its group, of members whose pages are filled.
+        verdicts: request id -> what a backend did that had to be asked here.
         failed: members whose pages are not.
         broken_masters: masters that could not be computed.
         mirrors: what came of stored histories.
@@ -62,6 +64,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
     gate: tuple[str | None] | None = None
     shifts: bool = True
     done: dict[str, tuple[float, float]] = field(default_factory=dict)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     broken_masters: list[int] = field(default_factory=list)
     mirrors: MirrorReport = field(default_factory=MirrorReport)
@@ -84,6 +87,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
             gate,
             self.shifts and other.shifts,
             done,
+            {**other.verdicts, **self.verdicts},
             sorted({*self.failed, *other.failed, *(self.done.keys() ^ other.done.keys())}),
             sorted({*self.broken_masters, *other.broken_masters}),
             self.mirrors.aggregate(other.mirrors),

@@ -39,12 +39,16 @@ class Captures:
         self.pending: set[str] = set()
         self._on = on
         self._page_size = page_size
-        self._known: OrderedDict[Owner, None] = OrderedDict()
+        self._known: OrderedDict[Owner, str] = OrderedDict()
         self._kept: OrderedDict[int, int] = OrderedDict()
 
     def knows(self, owner: Owner) -> bool:
         """Whether this engine has captured the member; of very old ones it is forgotten."""
         return owner in self._known
+
+    def made_by(self, owner: Owner) -> str | None:
+        """Identity of the backend whose KV was captured of a member; None if this engine does not know."""
+        return self._known.get(owner)
 
     def forget(self) -> None:
         """The store was emptied."""
@@ -102,7 +106,7 @@ class Captures:
             0 if request.num_preemptions else min(member.cached or 0, size),
             start if start < size else None,
         )
-        self._known[owner] = None
+        self._known[owner] = member.method
         self._known.move_to_end(owner)
         if len(self._known) > _KNOWN:
             self._known.popitem(last=False)

@@ -235,13 +235,26 @@ class Mirrors:
         if member.found is not None or member.seated:
             return
         family = self._families.get(member.family)
-        known = family is not None and member.tag.agent_id in family.chains
-        if member.reason is None and not known:
+        known = family is not None and family.chain(member.tag.agent_id, member.method) is not None
+        mine = self._made_by_its_backend(member)
+        if member.reason is None and not known and mine:
             lies = chain_of(held, self._page_size).usable(member.user_prompt, self._page_size)
             if self._placement.fits(member, lies):
                 member.begin(lies)  # vLLM looks it up anew in the next step
         size = in_common(member, held, self._page_size)
+        if held.approximate_from is not None and not mine:
+            size = min(size, held.approximate_from // self._page_size * self._page_size)
         member.history.size, member.history.lies = size, member.lies.before(size, self._page_size)
+
+    def _made_by_its_backend(self, member: Member) -> bool:
+        """Whether what is approximate in a member's stored history was made as its own backend would make it.
+
+        What an earlier engine has stored is the default backend's.
+        """
+        made_by = self.captures.made_by(owner_of(member))
+        if made_by is None:
+            return member.backend is not None and not member.backend.reference
+        return made_by == member.method
 
     def _confirmed(self, member: Member) -> None:
         history = member.history

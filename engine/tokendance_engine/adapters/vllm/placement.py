@@ -54,7 +54,7 @@ class Placement:
         asked = member.tag.placement or self.settings.placement
         if asked == "copy":
             return PlacementReason.COPY_REQUESTED
-        if member.backend is not None and member.backend.reference:
+        if member.backend is not None and member.backend.copies:
             return PlacementReason.REFERENCE_BACKEND
         return self.unsupported
 

@@ -76,7 +76,7 @@ class Preparer:
         needed = len(plan.private_pages(self.page_size)) + sum(b.ref_cnt == 0 for b in cached) + rest
         if self.pool.free < needed:
             self.families.give_way(needed)
-        if not self.work.fits(plan) or self.pool.free < needed or not self.has_seat(member):
+        if not self.work.fits(member, plan) or self.pool.free < needed or not self.has_seat(member):
             return False
         member.plan = plan
         start = plan.approximate_from

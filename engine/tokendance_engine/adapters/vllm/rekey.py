@@ -35,9 +35,9 @@ class Point:
     salt: bytes
 
     @classmethod
-    def fresh(cls, page: int) -> Point:
-        """With a salt nobody else has."""
-        return cls(page, os.urandom(16))
+    def fresh(cls, page: int, method: str = "") -> Point:
+        """With a salt nobody else has; it begins with the identity of the backend whose KV is approximate there."""
+        return cls(page, method.encode() + os.urandom(16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +90,20 @@ class Chain:
         tokens: prompt and answer, without fillers.
         disposition: how they lay in pages.
         keys: of its full pages, as far as they are known; hashing them again would cost more than all planning.
+        method: identity of the backend whose approximate KV is in them; nobody else may find it.
     """
 
     tokens: Tokens
     disposition: Disposition
     keys: tuple[BlockHash, ...] = ()
+    method: str = ""
 
     @classmethod
-    def of(cls, tokens: Tokens, disposition: Disposition, keys: Sequence[BlockHash] = ()) -> Chain:
+    def of(
+        cls, tokens: Tokens, disposition: Disposition, keys: Sequence[BlockHash] = (), method: str = ""
+    ) -> Chain:
         """From a context with its fillers."""
-        return cls(strip(tokens, disposition.filling), disposition, tuple(keys))
+        return cls(strip(tokens, disposition.filling), disposition, tuple(keys), method)
 
     def usable_keys(self, prompt: Tokens, lies: Disposition, page_size: int) -> Sequence[BlockHash]:
         """Keys of the leading pages of a prompt that lies so (`usable`): what they hash is the same."""

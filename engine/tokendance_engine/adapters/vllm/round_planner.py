@@ -72,8 +72,11 @@ class RoundPlanner:
         alone = len(voices) == 1
         if not order:
             return FallbackReason.ALONE if alone else FallbackReason.NO_SHARED_SEGMENTS
+        apart = voices[0].backend is not None and voices[0].backend.source == "alone"
         parts = _regions(order, [m.segments for m in voices])
         keys = [[(s.key, voices[i].prompt[s.start : s.end]) for i, s in part] for part in parts]
+        if apart:
+            keys = [list({key: (key, tokens) for part in keys for key, tokens in part}.values())]
         wanted = Counter(key for part in keys for key, _ in part)
         extends = now is not None and now.counts() <= wanted
         new = _beyond(keys, now.counts()) if now is not None else keys
@@ -83,7 +86,7 @@ class RoundPlanner:
         for share in (True, False) if self._placement.shares(members) else (False,):
             # Fillers and a preamble of whole pages can cost a small round what it gains: then its members copy.
             longer = now.copy() if now is not None and extends else None
-            transcript = longer or Transcript(self._preamble(voices, order, share))
+            transcript = longer or self._new(voices, order, share, apart)
             self._placement.extend(transcript, members if share else [], new if extends else keys)
             outcome = self._worth(members, transcript, now.rows if now is not None and extends else 0)
             if isinstance(outcome, Transcript):
@@ -98,12 +101,20 @@ class RoundPlanner:
         self, members: Sequence[Member], transcript: Transcript, have: int
     ) -> Transcript | FallbackReason:
         """The transcript, if the model has room for it and members save more than its rows beyond `have` cost."""
-        if transcript.rows + transcript.frame.shift > self._max_rows:
+        if transcript.positions > self._max_rows:
             return FallbackReason.MASTER_TOO_LONG
         reference = any(m.backend is not None and m.backend.reference for m in members)
         if not reference and self._gain(members, transcript, have) <= 0:
             return FallbackReason.NO_GAIN
         return transcript
+
+    def _new(
+        self, members: Sequence[Member], order: Sequence[tuple[int, Segment]], share: bool, apart: bool
+    ) -> Transcript:
+        if not apart:
+            return Transcript(self._preamble(members, order, share))
+        size = self._placement.page_size
+        return Transcript(make_preamble([], [], [], self._neutral, size), apart=size)
 
     def _preamble(
         self, members: Sequence[Member], order: Sequence[tuple[int, Segment]], share: bool

@@ -115,9 +115,9 @@ class SchedulerSide:
             return
         self._members[request.request_id] = member
         self._gathering.add(member)
-        family, agent = self._families.get(member.family), member.tag.agent_id
-        if member.reason is None and family is not None and agent in family.chains:
-            chain = family.chains[agent]
+        family = self._families.get(member.family)
+        chain = family.chain(member.tag.agent_id, member.method) if family is not None else None
+        if member.reason is None and chain is not None:
             lies = chain.usable(member.user_prompt, self._page_size)
             if self._placement.fits(member, lies):
                 member.begin(lies, chain.usable_keys(member.user_prompt, lies, self._page_size))
@@ -168,7 +168,8 @@ class SchedulerSide:
             for each in members:
                 each.cached = self._preparer.cached(each)
             self.mirrors.revive(member)
-            self._planner.plan(members)
+            for family in dict.fromkeys(m.family for m in members):
+                self._planner.plan([m for m in members if m.family == family])
         if member.reason is not None:
             if self._brings_back(member):
                 return True
@@ -280,6 +281,7 @@ class SchedulerSide:
                 member.preparation.publish(self.pool, member.request.block_hashes, self._page_size)
                 member.ready, member.times = True, times
                 self._stats.filled(member)
+                member.verdict = report.verdicts.get(request_id, member.verdict)
         for request_id in report.failed:
             member = self._members.get(request_id)
             if self._work.answered(request_id) and member is not None:

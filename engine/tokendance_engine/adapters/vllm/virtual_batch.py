@@ -6,6 +6,7 @@ so vLLM's attention backend gives each run exactly its causal context and its ca
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,9 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from vllm.config import VllmConfig
+from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_parallel_all_reduce
 from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from tokendance_engine.adapters.vllm.check_layer import Reached, reached
 from tokendance_engine.reuse.ports import Run
 
 
@@ -49,6 +52,31 @@ class ModelBatch:
         group = runner.attn_groups[0][0]
         shared = group.get_metadata_builder()
         self._builder = type(shared)(shared.kv_cache_spec, layer_names, vllm_config, device)
+
+    @torch.inference_mode()
+    def keys(self, runs: Sequence[Run], layer: int) -> torch.Tensor:
+        """Compute all runs in one pass up to a layer's keys, and no further: that layer writes nothing.
+
+        Returns:
+            [tokens, heads, dim], rotated.
+
+        Raises:
+            RuntimeError: the pass never came to that layer.
+        """
+        name = self._names[layer]
+        with reached(self._config.compilation_config.static_forward_context[name].impl) as stop:
+            with contextlib.suppress(Reached):
+                self.forward(runs)
+        if stop.key is None:
+            raise RuntimeError(f"a pass of the model did not come to layer {name}")
+        return stop.key[: sum(len(run.tokens) for run in runs)]
+
+    def total(self, scores: torch.Tensor) -> torch.Tensor:
+        """Scores summed over the ranks of a tensor-parallel group, which must all choose alike."""
+        if get_tensor_model_parallel_world_size() == 1:
+            return scores
+        summed: torch.Tensor = tensor_model_parallel_all_reduce(scores)
+        return summed
 
     @torch.inference_mode()
     def forward(self, runs: Sequence[Run]) -> None:

@@ -20,6 +20,7 @@ from tokendance_engine.adapters.vllm.messages import StepMeta, WorkerReport
 from tokendance_engine.adapters.vllm.mirror_jobs import MirrorReport, MirrorWork
 from tokendance_engine.adapters.vllm.mirror_store import open_store
 from tokendance_engine.adapters.vllm.mirror_worker import MirrorWorker
+from tokendance_engine.adapters.vllm.page_rows import PageRows
 from tokendance_engine.adapters.vllm.pages import Layer, PackingError, PagedKV
 from tokendance_engine.adapters.vllm.positions import position_buffer, shift_positions
 from tokendance_engine.adapters.vllm.store_levels import StoreLevels
@@ -28,6 +29,7 @@ from tokendance_engine.adapters.vllm.virtual_batch import ModelBatch
 from tokendance_engine.config import EngineConfig
 from tokendance_engine.observe.metrics import Record
 from tokendance_engine.reuse.collector import collect, compute
+from tokendance_engine.reuse.judge import Judge
 from tokendance_engine.reuse.ports import MemberJob, Run
 
 logger = init_logger("vllm.tokendance")
@@ -42,6 +44,7 @@ class WorkerSide:
         self._runner: Any = None
         self._caches: Mapping[str, torch.Tensor] = {}
         self._engine: tuple[PagedKV, ModelBatch] | None = None
+        self._judge: Judge | None = None
         self._unsupported: str | None = None
         self._report = WorkerReport()
         self._broken_masters: set[int] = set()
@@ -62,6 +65,7 @@ class WorkerSide:
             frame = frame.f_back  # type: ignore[assignment]
         try:
             self._engine = self._open()
+            self._judge = Judge(PageRows(self._engine[0]), self._engine[1])
         except Exception as error:
             self._unsupported = str(error) or type(error).__name__
             if not isinstance(error, UnsupportedError):
@@ -162,6 +166,7 @@ class WorkerSide:
             timing = self.collect_members(kv, batch, meta.members)
             for job in meta.members:
                 self._report.done[job.request_id] = (timing.restore_ms, timing.compute_ms)
+            self._report.verdicts.update(timing.verdicts)
         except Exception:
             logger.exception("TokenDance: filling a round's pages failed; vLLM computes its members exactly")
             self._report.failed.extend(job.request_id for job in meta.members)
@@ -171,7 +176,7 @@ class WorkerSide:
         compute(runs, batch)
 
     def collect_members(self, kv: PagedKV, batch: ModelBatch, jobs: list[MemberJob]) -> Any:
-        return collect(jobs, kv, batch)
+        return collect(jobs, kv, batch, self._judge)
 
     def take_report(self) -> WorkerReport | None:
         """What the scheduler half must hear about this step, if anything."""
