@@ -57,7 +57,8 @@ def protocol() -> str:
         + "# Round protocol\n\n## Tag of a request\n\nIn headers, or in the body under `tokendance`.\n\n"
         + "| field | header | meaning |\n|---|---|---|\n"
         + "\n".join(tag)
-        + f"\n\nBackends: {', '.join(f'`{name}`' for name in backends.names())}.\n"
+        + f"\n\nBackends: {', '.join(f'`{kind.name}`' for kind in backends.built_in())}; "
+        + "see [backends](../backends.md).\n"
         + "\n## Report of a member\n\n| field | meaning |\n|---|---|\n"
         + "\n".join(report)
         + "\n\n## Why nothing was reused (`fallback_reason`)\n\n| reason | meaning |\n|---|---|\n"

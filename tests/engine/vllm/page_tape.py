@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 from tokendance_engine.adapters.vllm.messages import StepMeta
-from tokendance_engine.reuse.fillers import repeated
-from tokendance_engine.reuse.ports import Run
+from tokendance_engine.reuse.fillers import repeated, runs_with_fillers
+from tokendance_engine.reuse.ports import MemberJob, Run
 from tokendance_engine.segments.filling import Filling
 
 NOTHING = -1
@@ -37,7 +37,7 @@ class Tape:
                 )
                 got[:, 1] += new - old
                 self._write(job.pages, index, got)
-        self.compute([run for job in meta.members for run in job.runs])
+        self.compute([run for job in meta.members for run in [*job.runs, *_least(job)]])
 
     def compute(self, runs: Sequence[Run]) -> None:
         """A pass writes all runs before it reads their contexts."""
@@ -57,6 +57,14 @@ class Tape:
     def _write(self, pages: npt.NDArray[np.int32], start: int, rows: npt.NDArray[np.int64]) -> None:
         at = np.arange(start, start + len(rows))
         self.rows[pages[at // self.page_size], at % self.page_size] = rows
+
+
+def _least(job: MemberJob) -> list[Run]:
+    """What is computed of a member whose backend is asked and chooses nothing."""
+    if job.ask is None:
+        return []
+    spans = job.ask.compute.tolist()
+    return runs_with_fillers(spans, job.ask.prompt, job.pages, job.ask.frame, job.ask.filling)
 
 
 def check_context(

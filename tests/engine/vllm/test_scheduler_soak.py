@@ -15,6 +15,8 @@ from tiny_rounds import Prompt, private
 
 FIDELITIES = st.sampled_from(["fast", "fast", "balanced", "exact"])
 PLACEMENTS = st.sampled_from([None, None, None, "copy", "shared"])
+BACKENDS = st.sampled_from([None, None, None, "all", "epic", "cacheblend", "cacheblend-blocks"])
+EXECUTIONS = st.sampled_from(["collective", "collective", "serial"])
 
 
 @given(sessions(), st.sampled_from([61, 401]), st.data())
@@ -41,6 +43,8 @@ def play(loop: Loop, turn: int, prompts: list[Prompt], data: st.DataObject) -> N
             round_size=len(prompts),
             fidelity=data.draw(FIDELITIES),
             placement=data.draw(PLACEMENTS),
+            backend=data.draw(BACKENDS),
+            execution=data.draw(EXECUTIONS),
         )
         for i, prompt in enumerate(prompts)
     ]

@@ -65,10 +65,10 @@ def check_keys(
             moved = rotate(moved, *layer.rope.difference(old, new), neox=layer.rope.neox)
         bound = BOUND.get(dtype, 0.0)
         for what, got, wanted in (("moved keys", moved, keys[1]), ("values", values[0], values[1])):
-            error = difference(got, wanted)
-            if not error <= bound:
+            gap = difference(got, wanted)
+            if not gap <= bound:
                 raise UnsupportedError(
-                    f"layer {name}: {what} differ by {error:.2e} from those computed in place, allowed {bound:.0e}"
+                    f"layer {name}: {what} differ by {gap:.2e} from those computed in place, allowed {bound:.0e}"
                 )
 
 

@@ -132,5 +132,5 @@ def spans_of(plan: Plan, page_size: int) -> Spans:
 
 def owner_of(member: Member) -> Owner:
     """Whose history a member's is."""
-    salt, session = member.family
+    salt, session = member.family[:2]
     return Owner(salt, session, member.tag.agent_id)
