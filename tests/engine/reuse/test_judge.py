@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -291,6 +292,42 @@ def test_what_is_learned_from_a_round_serves_the_next_one_only() -> None:
     got = rows(model, jobs[2])
     assert torch.allclose(got[:, start : start + n], last[:, start : start + n])
     assert torch.allclose(got[:, size + start : size + start + n], last[:, size + start : size + start + n])
+
+
+def test_the_backend_that_the_docs_show_whole_does_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "backends.md").read_text("utf-8")
+    code = text.rpartition("```python\n")[2].partition("```")[0]
+    space: dict[str, Any] = {}
+    exec(code, space)
+    monkeypatch.setitem(registry._loaded, "offset", space["Offset"])
+    model = opened()
+    judge = Judge(model, model)
+    before = jobs_of("offset", "r1")
+    collect(before, model, model, judge)
+    taught = [rows(model, job) for job in before]
+    jobs = jobs_of("offset", "r2", orders=((0, 1, 2),), first=20)
+    assert collect(jobs, model, model, judge).verdicts["m0"].chosen == 0
+    size = taught[0].shape[1] // 2
+    start = int(jobs[0].moves[0, 1])
+    shared = sum(map(len, BLOCKS))
+    means = [
+        torch.stack(
+            [
+                t[:, plane * half + int(j.moves[0, 1]) :][:, :shared]
+                for t, j, half in _with_halves(taught, before)
+            ]
+        ).mean(0)
+        for plane in (0, 1)
+    ]
+    got = rows(model, jobs[0])
+    for plane in (0, 1):
+        assert torch.allclose(got[:, plane * size + start :][:, :shared], means[plane])
+
+
+def _with_halves(
+    taught: list[torch.Tensor], jobs: list[MemberJob]
+) -> list[tuple[torch.Tensor, MemberJob, int]]:
+    return [(t, j, t.shape[1] // 2) for t, j in zip(taught, jobs, strict=True)]
 
 
 @pytest.mark.usefixtures("_offset")

@@ -42,7 +42,8 @@ class CacheBlend(Backend):
         chosen: Mask = np.zeros(len(whole), dtype=bool)
         chosen[np.argsort(-whole, kind="stable")[: self.expected(len(whole))]] = True
         edges = [0, *itertools.accumulate(map(len, scores))]
-        return [chosen[a:b] for a, b in itertools.pairwise(edges)]
+        masks: list[Mask] = [chosen[a:b] for a, b in itertools.pairwise(edges)]
+        return masks
 
 
 class CacheBlendBlocks(CacheBlend):
