@@ -42,8 +42,7 @@ class CacheBlend(Backend):
         chosen: Mask = np.zeros(len(whole), dtype=bool)
         chosen[np.argsort(-whole, kind="stable")[: self.expected(len(whole))]] = True
         edges = [0, *itertools.accumulate(map(len, scores))]
-        masks: list[Mask] = [chosen[a:b] for a, b in itertools.pairwise(edges)]
-        return masks
+        return [chosen[a:b] for a, b in itertools.pairwise(edges)]
 
 
 class CacheBlendBlocks(CacheBlend):
@@ -57,7 +56,7 @@ class CacheBlendBlocks(CacheBlend):
         self.check = Check(self.whole("layer"), "round")
 
     def choose(self, pieces: Sequence[Piece], scores: Sequence[Scores]) -> list[Mask]:
-        marked = [np.zeros(len(s), dtype=bool) for s in scores]
+        marked: list[Mask] = [np.zeros(len(s), dtype=bool) for s in scores]
         blocks = [
             (float(s[a:b].mean()), i, a, b)
             for i, (piece, s) in enumerate(zip(pieces, scores, strict=True))
