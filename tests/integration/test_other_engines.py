@@ -36,7 +36,7 @@ ENGINES = [
 def test_engine(module: str, tiny: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / module)]
     env = {**os.environ, **({"TOKENDANCE_TINY": tiny} if tiny else {})}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=550, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
 

@@ -19,8 +19,10 @@ from offset_backend import Offset, install
 from rounds import Rounds, join
 from steps import Steps
 from tokendance_bench.inproc import Outcome, Prompt
+from tokendance_engine.errors import RequestRejectedError
 from tokendance_engine.reuse.backends import built_in
 from tokendance_engine.reuse.ports import MemberJob
+from vllm.exceptions import VLLMValidationError
 
 pytestmark = pytest.mark.server
 SETTINGS: dict[str, Any] = {}
@@ -330,8 +332,8 @@ def test_a_backend_from_an_entry_point_learns_in_one_round_and_corrects_in_the_n
         corrected += report["reused_tokens"]
         for number, (a, b) in enumerate(pairwise(prompt.boundaries)):
             key = next((k for k in backend.seen if k[:4] == (_key(blocks[number]), 0, b - a, 1)), None)
-            if key is None:
-                continue
+            if key is None or b > len(seen.rows[i][1][1]):
+                continue  # a block whose end stands in a page that vLLM computes
             offset = torch.stack([v for _, v in backend.seen[key]]).mean(0)
             assert len(backend.seen[key]) == 3, "the second round's own members were taken for known"
             right = untouched.rows[i][1][1][a:b] + offset
@@ -366,9 +368,9 @@ def test_a_backend_that_answers_nonsense_costs_its_members_the_reuse_and_nothing
         ({"backend": "test-missing"}, "could not be loaded from 'offset_backend:Missing'"),
         ({"backend": "cacheblend", "options": {"layer": 3}}, "check layer 3 .* allowed: 0 to 2"),
         ({"backend": "epic", "options": {"source": "moon"}}, "allowed: one of alone, master"),
-        ({"execution": "parallel"}, "allowed: collective, serial"),
+        ({"execution": "parallel"}, "should be 'collective' or 'serial'"),
     ],
 )
 def test_what_does_not_exist_is_refused(rounds: Rounds, how: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises((VLLMValidationError, RequestRejectedError), match=says):
         rounds.play(rounds.members(), **how)
