@@ -19,12 +19,14 @@ class Benchmark:
         question: what it answers.
         figure: the paper's figures it stands beside ("10"), or "".
         module: in `tokendance_bench`; default: its name.
+        draft: its module has not run on an engine yet, so it is not offered.
     """
 
     name: str
     question: str
     figure: str = ""
     module: str = ""
+    draft: bool = False
 
     @property
     def path(self) -> str:
@@ -34,7 +36,7 @@ class Benchmark:
     @property
     def available(self) -> bool:
         """Whether this version of the package has it."""
-        return importlib.util.find_spec(self.path) is not None
+        return not self.draft and importlib.util.find_spec(self.path) is not None
 
 
 _ALL = (
@@ -45,7 +47,9 @@ _ALL = (
         "capacity", "How many agents does a server carry within a latency target, and a KV space?", "10"
     ),
     Benchmark("collective", "What is a round worth over the same reuse one request at a time?", "11"),
-    Benchmark("storage", "How small do stored members get, and do they come back bit for bit?", "12"),
+    Benchmark(
+        "storage", "How small do stored members get, and do they come back bit for bit?", "12", draft=True
+    ),
     Benchmark("restore", "What does the fused restore save over a dense one?", "13"),
     Benchmark(
         "histories", "What if the prefix cache cannot keep the histories: compute again or bring back?"
@@ -55,7 +59,7 @@ _ALL = (
     Benchmark("pareto", "What does each backend's fidelity cost in computed tokens?"),
     Benchmark("overhead", "What do requests outside rounds pay for the plugin?", "section 4.1"),
     Benchmark("layouts", "Which order of a prompt is best when: history first, shared first, own orders?"),
-    Benchmark("steady", "Do hit rate, memory and latency stay flat over hundreds of rounds?"),
+    Benchmark("steady", "Do hit rate, memory and latency stay flat over hundreds of rounds?", draft=True),
     Benchmark("sdk", "What does the client library cost: CPU, bytes on the wire, in checkpoints?"),
 )
 
