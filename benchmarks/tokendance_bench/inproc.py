@@ -62,10 +62,10 @@ class Engine(Tokens):
             "dtype": "float32",
             "block_size": 32,
             "gpu_memory_utilization": 0.3,
+            "logits_processors": [forcing.ForcedAnswers],
         }
         self.llm = LLM(
             model,
-            logits_processors=[forcing.ForcedAnswers],
             **llm_kwargs(**(tokendance or {})),
             **{**defaults, **settings},
         )

@@ -11,9 +11,11 @@ from rounds import Rounds
 pytestmark = pytest.mark.server
 CASE = os.environ.get("TOKENDANCE_TINY", "gemma3")
 NGRAMS = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
-SETTINGS: dict[str, Any] = {"gemma3": {"shape": "gemma3"}, "speculative": {"speculative_config": NGRAMS}}[
-    CASE
-]
+SETTINGS: dict[str, Any] = {
+    "gemma3": {"shape": "gemma3"},
+    # vLLM takes no logits processors of ours beside speculative decoding.
+    "speculative": {"speculative_config": NGRAMS, "logits_processors": None},
+}[CASE]
 
 
 def test_what_is_refused_answers_as_plain_vllm_and_says_why(rounds: Rounds) -> None:
