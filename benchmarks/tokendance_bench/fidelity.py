@@ -29,8 +29,9 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "cacheblend15": {"backend": "cacheblend", "options": {"percent": 15}},
     "epic": {"backend": "epic"},
 }
-PARTS = ("single", "drift", "greedy")
 """What is compared with full prefill; pages are shared where members can be aligned, unless `copy` is asked for."""
+
+PARTS = ("single", "drift", "greedy")
 
 
 FLOOR = "full prefill, other order"

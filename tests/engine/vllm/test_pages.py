@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -23,6 +25,8 @@ from page_layers import (
 )
 from tokendance_engine.adapters.vllm.cpu_pages import CpuPagedKV
 from tokendance_engine.adapters.vllm.pages import PackingError, PagedKV, Restore, learn_packing
+from tokendance_engine.kernels import cpu
+from tokendance_engine.kernels.cpu_moves import Runs, Turns
 
 
 @pytest.mark.parametrize(("isa", "dtype", "size", "dim"), KINDS)
@@ -87,6 +91,25 @@ def test_the_fused_restore_leaves_the_pages_that_the_backends_writer_leaves(
         if theirs.rope is None:
             assert torch.equal(k1, k2)
         assert torch.allclose(k1.float(), k2.float(), rtol=eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", ["pages to pages", "rows to pages", "pages to rows"])
+def test_a_raw_path_that_loses_a_row_is_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    right = cpu.restore
+
+    def wrong(source: cpu.Planes, target: cpu.Planes, runs: Runs, turns: Turns | None = None) -> None:
+        if way == " to ".join("rows" if plane.key.pages == 1 else "pages" for plane in (source, target)):
+            runs = Runs(runs.table - np.array([0, 0, 0, 0, 1, 0]), runs.rows)
+            turns = replace(turns, runs=runs) if turns is not None else None
+        right(source, target, runs, turns)
+
+    layer = layer_of(CpuWriter("vec"), torch.float32, 32, 64, rope_table(64))
+    CpuPagedKV([layer])
+    monkeypatch.setattr(cpu, "restore", wrong)
+    with pytest.raises(PackingError, match="raw reads" if way == "pages to rows" else "raw stores"):
+        CpuPagedKV([layer])
 
 
 @pytest.mark.parametrize("kind", [PagedKV, CpuPagedKV])

@@ -154,8 +154,23 @@ class CpuPagedKV(PagedKV):
         planes = self._planes_of(ours.cache)
         runs, turns = self._of_work([Restore.of(job, size)], {id(layer.rope): layer.rope})
         cpu.restore(planes, planes, runs, turns[id(layer.rope)])
+        self._compare(ours, theirs)
+        # The same rows from outside the pages, and out of the pages again: other loops of the same kernel.
+        ours.cache[2:].zero_()
+        here, none, slots = np.arange(size), np.zeros(size, dtype=np.int64), (new + 2 * size).numpy()
+        dense = cpu.Planes(*(PackedPlane.of_rows(plane) for plane in rows))
+        into = Runs.of(none, here, slots // size, slots % size)
+        cpu.restore(dense, planes, into, _turns(layer.rope, into, old.numpy(), new.numpy()))
+        self._compare(ours, theirs)
+        back = torch.zeros_like(rows)
+        out = cpu.Planes(*(PackedPlane.of_rows(plane) for plane in back))
+        cpu.restore(planes, out, Runs.of(none + 1, here, none, here))
+        if not torch.equal(back, rows):
+            raise PackingError("raw reads differ from what the attention backend's own writer wrote")
+
+    def _compare(self, ours: Layer, theirs: Layer) -> None:
         a, b = (self.read(copy, torch.arange(4)) for copy in (ours, theirs))
-        tolerance = {torch.float32: 1e-5, torch.bfloat16: 8e-3}[cache.dtype]
+        tolerance = {torch.float32: 1e-5, torch.bfloat16: 8e-3}[ours.cache.dtype]
         if not torch.equal(a[1], b[1]) or not torch.allclose(a[0], b[0], rtol=tolerance, atol=tolerance):
             raise PackingError("raw stores differ from the attention backend's own writer")
 
