@@ -11,6 +11,7 @@ from tokendance_sdk.workload import Workload, load_workload
 from tokendance_sdk.workload_cut import Cut, cut
 
 from tokendance_bench.environment import environment
+from tokendance_bench.tiny import tiny_model
 
 
 class Tokenizing(Protocol):
@@ -44,7 +45,10 @@ def parser(
     it.add_argument("--agents", type=positive, default=agents, help="the first so many agents")
     it.add_argument("--history-tokens", type=int, default=800, help="longest private history; 0: uncut")
     it.add_argument("--block-tokens", type=int, default=0, help="longest shared block; 0: uncut")
-    it.add_argument("--model", help="a Hugging Face folder; default: the demo model, made if missing")
+    it.add_argument(
+        "--model",
+        help="a Hugging Face folder, or `tiny`: random weights, for what follows tokens; default: the demo model",
+    )
     it.add_argument("--dtype", default="float32", help="model dtype (bfloat16 is slow on CPUs without AMX)")
     it.add_argument("--kv-gib", type=positive, default=6, help="vLLM's KV space")
     return it
@@ -60,10 +64,12 @@ def positive(text: str) -> int:
 
 def model_of(args: argparse.Namespace) -> str:
     """The model folder."""
+    from tokendance_sdk.demo_model import cache_folder, ensure_smollm2
+
+    if args.model == "tiny":
+        return tiny_model(cache_folder() / "models" / "tiny-random-llama")
     if args.model:
         return str(args.model)
-    from tokendance_sdk.demo_model import ensure_smollm2
-
     return str(ensure_smollm2())
 
 

@@ -97,6 +97,13 @@ class EngineConfig:
     tail_tokens: int = _setting(
         0, "Tokens at the end of the last shared segment that are always computed fresh."
     )
+    recompute_limit: float = _setting(
+        2.5,
+        "Most shared tokens that the members of a round together compute again, as a multiple of those tokens: in "
+        "large rounds the budget of a segment shrinks, down to 8, so that they gain more than small ones.",
+        0,
+        10_000,
+    )
     min_reused_tokens: int = _setting(64, "A member that would reuse fewer tokens takes vLLM's own path.")
     master_share: float = _setting(0.5, "Largest share of vLLM's KV pages that masters may hold.", 0, 1)
     default_fidelity: Fidelity = _setting(  # noqa: RUF009 (makes a field)

@@ -7,6 +7,7 @@ segments share the budget with the block that follows.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,11 @@ def reused(segments: Sequence[Segment], rows: Sequence[int | None]) -> list[Reus
     return [Reused(s.start, s.end, row) for s, row in zip(segments, rows, strict=True) if row is not None]
 
 
+def blocks(found: Sequence[Reused]) -> int:
+    """How many blocks reused segments (ascending) make: a label counts as part of the block that follows."""
+    return len(found) - sum(_glued(a, b) for a, b in itertools.pairwise(found))
+
+
 def first_of_each(found: Sequence[Reused], k: int, size: int) -> Mask:
     """Mark the first k tokens of each block.
 
@@ -50,13 +56,14 @@ def first_of_each(found: Sequence[Reused], k: int, size: int) -> Mask:
     marked = np.zeros(size, dtype=bool)
     left, previous = 0, None
     for segment in found:
-        glued = (
-            previous is not None and previous.end == segment.start and previous.end - previous.start <= SHORT
-        )
-        if not glued:
+        if previous is None or not _glued(previous, segment):
             left = k
         take = min(left, segment.end - segment.start)
         marked[segment.start : segment.start + take] = True
         left -= take
         previous = segment
     return marked
+
+
+def _glued(previous: Reused, segment: Reused) -> bool:
+    return previous.end == segment.start and previous.end - previous.start <= SHORT

@@ -33,6 +33,19 @@ def test_master_takes_its_budget_from_fidelity_unless_an_option_names_one() -> N
     assert make_backend("master", 4, {"first": 0}).select(FOUND, 100).sum() == 0
 
 
+def test_a_large_round_shrinks_the_budget_of_the_default_down_to_eight_tokens_a_block() -> None:
+    assert _of_each("master", 32, most=1000) == 32
+    assert _of_each("master", 32, most=40) == 20
+    assert _of_each("master", 32, most=2) == 8
+    assert _of_each("master", 4, most=2) == 4
+    assert _of_each("epic", 32, most=2) == 32
+
+
+def _of_each(name: str, first: int, most: int) -> int:
+    found = [Reused(0, 100, 0), Reused(100, 200, 100)]
+    return int(make_backend(name, first, {}).within(found, most).select(found, 200).sum()) // 2
+
+
 def test_only_the_default_is_not_served_at_a_loss_and_shares_pages() -> None:
     for kind in built_in():
         backend = make_backend(kind.name, 4, {})

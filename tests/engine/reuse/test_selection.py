@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_rounds import cut
-from tokendance_engine.reuse.selection import SHORT, Reused, first_of_each, reused
+from tokendance_engine.reuse.selection import SHORT, Reused, blocks, first_of_each, reused
 
 
 def marked(found: list[Reused], k: int, size: int) -> list[int]:
@@ -41,6 +41,11 @@ def test_a_block_longer_than_a_label_starts_a_new_budget_for_what_follows() -> N
 
 def test_a_label_with_a_gap_after_it_is_a_block_of_its_own() -> None:
     assert marked([Reused(0, 3, 0), Reused(4, 40, 3)], 2, 60) == [0, 1, 4, 5]
+
+
+def test_a_label_and_what_it_announces_are_one_block() -> None:
+    assert blocks([]) == 0
+    assert blocks([Reused(0, 3, 0), Reused(3, 40, 3), Reused(40, 90, 40), Reused(95, 97, 90)]) == 3
 
 
 @st.composite

@@ -230,3 +230,23 @@ def test_fillers_in_a_master_count_as_its_cost() -> None:
     assert reasons(members) == {None}
     saved = sum(engine.placement.estimate(m, engine.master().transcript).reused for m in members)
     assert saved > engine.master().transcript.rows
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "selected"),
+    [(3, {}, 2 * 32), (10, {}, 2 * 15), (50, {}, 2 * 8), (50, {"first": 32}, 2 * 32)],
+)
+def test_the_larger_a_round_the_less_each_member_recomputes_unless_it_asked_for_it(
+    size: int, options: dict[str, int], selected: int
+) -> None:
+    engine = Engine(tail_tokens=0)
+    members = [
+        engine.member(prompt, f"agent-{i}", first=32, placement="copy", options=options)
+        for i, prompt in enumerate(round_of([out(0), out(1)]))
+    ]
+    for member in members:
+        member.group_size = size
+    engine.planner.plan(members)
+    for member in members:
+        assert member.master is not None
+        assert engine.placement.plan(member, member.master.transcript).selected == selected

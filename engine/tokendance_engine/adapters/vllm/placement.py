@@ -16,6 +16,7 @@ from tokendance_engine.adapters.vllm.members import Member
 from tokendance_engine.adapters.vllm.rekey import Disposition
 from tokendance_engine.config import EngineConfig
 from tokendance_engine.reuse.alignment import Aligned, Aligner
+from tokendance_engine.reuse.backends import Backend
 from tokendance_engine.reuse.plan import Context, Plan, make_plan
 from tokendance_engine.reuse.selection import Reused, reused
 from tokendance_engine.segments.filling import fill, moved
@@ -97,7 +98,7 @@ class Placement:
     def _plan(
         self, member: Member, lies: Disposition, found: Sequence[Reused], transcript: Transcript
     ) -> Plan:
-        assert member.backend is not None
+        backend = self._limited(member, found)
         context = Context(
             len(member.user_prompt) + lies.filling.count,
             member.cached or 0,
@@ -107,7 +108,19 @@ class Placement:
             self.refusal(member) is None,
             filling=lies.filling,
         )
-        return make_plan(context, found, member.backend, self.settings.tail_tokens)
+        return make_plan(context, found, backend, self.settings.tail_tokens)
+
+    def _limited(self, member: Member, found: Sequence[Reused]) -> Backend:
+        """The member's backend, with less to recompute in a round so large that this would outweigh the master.
+
+        What a request asks for in so many words it gets.
+        """
+        assert member.backend is not None
+        if member.tag.options:
+            return member.backend
+        new = [s for s in found if s.end > (member.cached or 0)]
+        tokens = sum(s.end - s.start for s in new)
+        return member.backend.within(new, int(self.settings.recompute_limit * tokens / member.group_size))
 
     def _choose(self, member: Member, transcript: Transcript) -> tuple[Disposition, PlacementReason | None]:
         start = self._cached_part(member)

@@ -123,6 +123,13 @@ class Backend:
         """Positions to recompute whatever the KV is: bool [size], True only inside `found`; by default none."""
         return np.zeros(size, dtype=bool)
 
+    def within(self, found: Sequence[Reused], most: int) -> Backend:
+        """The backend whose `select` is asked in a round where a member may compute about `most` of `found` again.
+
+        By default the backend itself: a published method keeps its budget however large a round is.
+        """
+        return self
+
     def expected(self, reused: int) -> int:
         """About how many of these tokens the worker will compute after all, for the step's budget."""
         return reused if self.corrects else 0

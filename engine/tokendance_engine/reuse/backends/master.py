@@ -9,7 +9,10 @@ import numpy as np
 
 from tokendance_engine.reuse.backends.interface import Backend
 from tokendance_engine.reuse.backends.options import Option, Whole
-from tokendance_engine.reuse.selection import Mask, Reused, first_of_each
+from tokendance_engine.reuse.selection import Mask, Reused, blocks, first_of_each
+
+LEAST = 8
+"""Tokens of each block below which recomputing is hardly better than not recomputing."""
 
 
 class Master(Backend):
@@ -21,6 +24,10 @@ class Master(Backend):
 
     def select(self, found: Sequence[Reused], size: int) -> Mask:
         return first_of_each(found, self.whole("first"), size)
+
+    def within(self, found: Sequence[Reused], most: int) -> Backend:
+        first, each = self.whole("first"), most // max(1, blocks(found))
+        return self if each >= first else Master(first=max(each, min(first, LEAST)))
 
 
 class Everything(Backend):
