@@ -183,19 +183,20 @@ class _Preemptions:
 
 
 def ratios(rows: Sequence[dict[str, Any]], agents: int, live: bool) -> dict[str, float]:
-    """Agents at once over plain vLLM's; with `live`, plain vLLM's pages beyond histories over ours."""
-    first = {row["system"]: row for row in reversed(rows)}
-    plain = first.pop("vllm", None)
-    found: dict[str, float] = {}
-    for name, row in first.items() if plain else ():
-        key = systems.SYSTEMS[name].key
+    """Medians over rounds of agents at once over plain vLLM's; with `live`, its pages beyond histories over ours."""
+    plain = {row["round"]: row for row in rows if row["system"] == "vllm"}
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row["system"] == "vllm" or row["round"] not in plain:
+            continue
+        key, base = systems.SYSTEMS[row["system"]].key, plain[row["round"]]
         if live:
-            ratio = plain["pages_beyond_history"] / max(1, row["pages_beyond_history"])
-            found[f"live_pages_ratio_{key}_n{agents}"] = round(ratio, 2)
+            ratio = base["pages_beyond_history"] / max(1, row["pages_beyond_history"])
+            found.setdefault(f"live_pages_ratio_{key}_n{agents}", []).append(ratio)
         else:
-            ratio = row["running_at_once"] / plain["running_at_once"]
-            found[f"agents_running_at_once_vs_vllm_{key}"] = round(ratio, 2)
-    return found
+            ratio = row["running_at_once"] / base["running_at_once"]
+            found.setdefault(f"agents_running_at_once_vs_vllm_{key}", []).append(ratio)
+    return {key: round(statistics.median(each), 2) for key, each in found.items()}
 
 
 if __name__ == "__main__":

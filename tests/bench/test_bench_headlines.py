@@ -83,14 +83,21 @@ def test_capacity_leaves_out_ratios_to_nothing() -> None:
     assert not any("max_agents_vs" in key for key in capacity.served_headline(rows))
 
 
-def test_pages_are_ratios_in_the_better_direction() -> None:
+def test_pages_are_medians_of_ratios_in_the_better_direction() -> None:
     rows = [
-        {"system": "vllm", "running_at_once": 4, "pages_beyond_history": 900},
-        {"system": "tokendance-fast", "running_at_once": 12, "pages_beyond_history": 300},
+        {"system": system, "round": number, "running_at_once": seats, "pages_beyond_history": held}
+        for system, number, seats, held in [
+            ("vllm", 1, 4, 900),
+            ("vllm", 2, 5, 800),
+            ("vllm", 3, 2, 900),
+            ("tokendance-fast", 1, 12, 300),
+            ("tokendance-fast", 2, 10, 100),
+            ("tokendance-fast", 3, 12, 450),
+        ]
     ]
     assert pages.ratios(rows, 10, live=False) == {"agents_running_at_once_vs_vllm_fast": 3.0}
     assert pages.ratios(rows, 10, live=True) == {"live_pages_ratio_fast_n10": 3.0}
-    assert pages.ratios(rows[1:], 10, live=True) == {}
+    assert pages.ratios(rows[3:], 10, live=True) == {}
 
 
 def test_collective_divides_rounds_of_the_same_number() -> None:
