@@ -17,7 +17,7 @@ from typing import Any
 from tokendance_sdk.prompt import RoundPrompt
 from tokendance_sdk.workload import Workload
 
-from tokendance_bench import load, systems
+from tokendance_bench import load, stats, systems
 from tokendance_bench.capacity import first_agents
 from tokendance_bench.inproc import Engine, Prompt
 from tokendance_bench.load import Offer
@@ -28,18 +28,26 @@ from tokendance_bench.serving import SERVED_NAME, serving
 from tokendance_bench.systems import System
 from tokendance_bench.tokenizing import Tokens, context_of
 
-DEFAULT = ("serial-balanced", "tokendance-balanced-copy", "serial-cacheblend15", "tokendance-cacheblend15",
-           "tokendance-balanced", "tokendance-fast")  # fmt: skip
-QUICK = (
-    "serial-balanced",
-    "tokendance-balanced-copy",
-    "serial-cacheblend15",
-    "tokendance-balanced",
-    "tokendance-fast",
-)
-SAME = {"serial-balanced": "same backend", "tokendance-balanced-copy": "same backend",
-        "serial-cacheblend15": "cacheblend", "tokendance-cacheblend15": "cacheblend"}  # fmt: skip
-"""Systems that do the same work in both ways -> the name of the pair."""
+PAIRS = {
+    "": ("serial-balanced", "tokendance-balanced"),
+    "_fast": ("serial-fast", "tokendance-fast"),
+    "_balanced_copy": ("serial-balanced-copy", "tokendance-balanced-copy"),
+    "_cacheblend15": ("serial-cacheblend15", "tokendance-cacheblend15"),
+    "_blocks15": ("serial-blocks15", "tokendance-blocks15"),
+    "_epic32": ("serial-epic32", "tokendance-epic32"),
+}
+"""What is appended to `collective_over_serial` -> the systems that do the same work one by one, and together."""
+
+PAPER = {
+    "balanced_over_serial_cacheblend15": ("serial-cacheblend15", "tokendance-balanced"),
+    "fast_over_serial_cacheblend15": ("serial-cacheblend15", "tokendance-fast"),
+}
+"""Headline key -> a published method as published, and ours."""
+
+DEFAULT = tuple(name for pair in PAIRS.values() for name in pair)
+QUICK = ("serial-balanced", "tokendance-balanced", "serial-fast", "tokendance-fast", "serial-cacheblend15")
+SAME = {name: serial.removeprefix("serial-") for serial, ours in PAIRS.values() for name in (serial, ours)}
+"""System -> the pair it belongs to."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,8 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with Run("collective", args.out, headline, about(args), steps) as run:
         for agents in counts:
             few = first_agents(workload, agents)
-            for number in args.rounds:
-                for system in chosen:
+            for at, number in enumerate(args.rounds):
+                # In turns and every other time backwards: a machine that gets slower favours nobody.
+                for system in chosen[:: -1 if at % 2 else 1]:
                     run.doing(f"{agents} agents, {system.name}, round {number}")
                     run.add(one_round(engine, few, number, system))
     return 0
@@ -121,7 +130,7 @@ def loaded(args: argparse.Namespace, counts: Sequence[int], chosen: Sequence[Sys
 
 def _labels(system: System, agents: int, at: float) -> dict[str, Any]:
     return {
-        "pair": SAME.get(system.name, "ours"),
+        "pair": SAME[system.name],
         "execution": "serial" if system.name.startswith("serial") else "collective",
         "system": system.name,
         "agents": agents,
@@ -160,17 +169,15 @@ def readers(engine: Engine, workload: Workload, number: int) -> list[Prompt]:
 
 
 def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Serial seconds over collective ones by number of agents: how many times faster together is."""
+    """Serial seconds over collective ones by number of agents: how many times faster together is.
+
+    Medians over rounds; `_low` keys are lower ends of their 95 % intervals, where there are at least three rounds.
+    """
     taken: dict[tuple[str, int, int], float] = {
         (row["system"], row["agents"], row["round"]): row["seconds"] for row in rows if not row["load"]
     }
     found: dict[str, float] = {}
-    compared = {
-        "collective_over_serial": ("serial-balanced", "tokendance-balanced-copy"),
-        "collective_over_serial_cacheblend15": ("serial-cacheblend15", "tokendance-cacheblend15"),
-        "balanced_over_serial_cacheblend15": ("serial-cacheblend15", "tokendance-balanced"),
-        "fast_over_serial_cacheblend15": ("serial-cacheblend15", "tokendance-fast"),
-    }
+    compared = {f"collective_over_serial{name}": pair for name, pair in PAIRS.items()} | PAPER
     for agents in sorted({row["agents"] for row in rows}):
         for key, (serial, ours) in compared.items():
             each = [
@@ -180,6 +187,8 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
             ]
             if each:
                 found[f"{key}_n{agents}"] = round(statistics.median(each), 2)
+            if len(each) > 2:
+                found[f"{key}_low_n{agents}"] = round(stats.bootstrap(each, statistics.median)[0], 2)
     return found
 
 

@@ -50,6 +50,8 @@ def _ours(name: str, what: str, **tag: Any) -> System:
 
 _SERIAL = "serial"
 _BLEND: dict[str, Any] = {"backend": "cacheblend", "options": {"percent": CACHEBLEND_PERCENT}}
+_BLOCKS: dict[str, Any] = {"backend": "cacheblend-blocks", "options": {"percent": CACHEBLEND_PERCENT}}
+_EPIC: dict[str, Any] = {"backend": "epic"}
 
 _ALL = (
     System("vllm", "vLLM with prefix caching, as users have it today"),
@@ -89,6 +91,18 @@ _ALL = (
         fidelity="balanced",
         execution=_SERIAL,
     ),
+    _ours("serial-fast", "the same with fidelity fast", fidelity="fast", execution=_SERIAL),
+    _ours(
+        "serial-balanced-copy",
+        "our default backend one request at a time, every member's own pages",
+        fidelity="balanced",
+        placement="copy",
+        execution=_SERIAL,
+    ),
+    _ours("tokendance-blocks15", "CacheBlend by blocks, once per round, whole round at once", **_BLOCKS),
+    _ours("serial-blocks15", "CacheBlend by blocks, one request at a time", **_BLOCKS, execution=_SERIAL),
+    _ours("tokendance-epic32", "EPIC, the first 32 tokens of each block, whole round at once", **_EPIC),
+    _ours("serial-epic32", "EPIC, one request at a time", **_EPIC, execution=_SERIAL),
 )
 SYSTEMS: dict[str, System] = {system.name: system for system in _ALL}
 ALIASES = {"tokendance": "tokendance-balanced", "serial": "serial-cacheblend15"}

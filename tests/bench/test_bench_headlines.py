@@ -105,12 +105,24 @@ def test_collective_divides_rounds_of_the_same_number() -> None:
         return {"system": system, "agents": 10, "round": number, "load": 0, "seconds": seconds}
 
     rows = [
-        row("serial-balanced", 6.0, 2), row("tokendance-balanced-copy", 3.0, 2), row("serial-cacheblend15", 9.0, 2),
-        row("tokendance-balanced", 3.0, 2), row("serial-balanced", 100.0, 3),
+        row("serial-balanced", 6.0, 2), row("tokendance-balanced", 3.0, 2), row("serial-cacheblend15", 9.0, 2),
+        row("tokendance-balanced-copy", 3.0, 2), row("serial-balanced", 100.0, 3),
     ]  # fmt: skip
     assert collective.ratios(rows) == {
         "collective_over_serial_n10": 2.0,
         "balanced_over_serial_cacheblend15_n10": 3.0,
+    }
+
+
+def test_collective_says_what_three_rounds_leave_open() -> None:
+    rows = [
+        {"system": system, "agents": 3, "round": number, "load": 0, "seconds": seconds}
+        for number, serial in enumerate([2.0, 4.0, 3.0])
+        for system, seconds in (("serial-fast", serial), ("tokendance-fast", 2.0))
+    ]
+    assert collective.ratios(rows) == {
+        "collective_over_serial_fast_n3": 1.5,
+        "collective_over_serial_fast_low_n3": 1.0,
     }
 
 

@@ -33,7 +33,7 @@ ROWS: Mapping[str, Sequence[dict[str, Any]]] = {
         *({"part": "pages", "system": s, "running_at_once": 3} for s in SYSTEMS),
     ],
     "collective": [
-        {"pair": "same backend", "agents": n, "load": at, "execution": e, "seconds": 2.0}
+        {"pair": "balanced", "agents": n, "load": at, "execution": e, "seconds": 2.0}
         for n in (3, 5)
         for at in (0.5, 1.0)
         for e in ("serial", "collective")
@@ -126,7 +126,7 @@ def test_capacity_shows_most_agents_within_the_target() -> None:
 
 def test_collective_divides_serial_by_collective() -> None:
     rows = [
-        {"pair": "same backend", "agents": 5, "load": 0, "execution": e, "seconds": s}
+        {"pair": "balanced", "agents": 5, "load": 0, "execution": e, "seconds": s}
         for e, s in (("serial", 6.0), ("serial", 8.0), ("collective", 2.0))
     ]
     axes = Axes()

@@ -77,7 +77,7 @@ def collective(rows: Rows, axes: Sequence[Any]) -> None:
     """Seconds of the serial way over the collective one: one line for each number of agents, by load."""
     pairs: dict[int, dict[Any, dict[str, list[float]]]] = {}
     for row in rows:
-        if row.get("pair") == "same backend":
+        if row.get("pair") == "balanced":
             by_load = pairs.setdefault(row["agents"], {}).setdefault(row["load"], {})
             by_load.setdefault(row["execution"], []).append(row["seconds"])
     lines = {
