@@ -118,17 +118,27 @@ class Aligner:
         return best
 
     def _run(self, found: Sequence[Reused], cached: int, transcript: Transcript, region: int) -> Run | None:
-        """The first uninterrupted run of a region; None if it began in cached pages, or is too short to care."""
+        """The longest run of a region that is not cached; None if it is too short to care.
+
+        A region may begin in cached pages (the last round's task, say, has been computed and is now a shared text), or
+        be interrupted by an answer that only some members gave, which the master has elsewhere.
+        """
         first, last = transcript.region(region)
-        inside = [s for s in found if first <= s.row < last]
-        if not inside or inside[0].start < cached:
-            return None
-        start, end, row = inside[0].start, inside[0].end, inside[0].row
-        for segment in inside[1:]:
-            if segment.start != end or segment.row != row + end - start:
-                break
-            end = segment.end
-        return Run(start, end, row) if end - start >= MIN_PAGES * self.page_size else None
+        runs: list[Run] = []
+        for s in found:
+            if not (first <= s.row < last and s.start >= cached):
+                continue
+            before = runs[-1] if runs else None
+            if before is not None and (before.end, before.row + before.end - before.start) == (
+                s.start,
+                s.row,
+            ):
+                runs[-1] = Run(before.start, s.end, before.row)
+            else:
+                runs.append(Run(s.start, s.end, s.row))
+        longest = max(runs, key=lambda run: run.end - run.start, default=None)
+        enough = longest is not None and longest.end - longest.start >= MIN_PAGES * self.page_size
+        return longest if enough else None
 
     def _place(self, run: Run, state: Aligned, start: Aligned, transcript: Transcript) -> Aligned:
         if run.start < state.end:  # fillers and skipped positions here would move what is in place already

@@ -51,8 +51,8 @@ class Round:
         answers = []
         found = self.found(prompt, state)
         for number in range(len(self.regions)):
-            run = first_run(found, *self.transcript.region(number))
-            if len(run) < MIN_PAGES * PAGE:
+            run = longest_run(found, *self.transcript.region(number))
+            if not run:
                 continue
             index, row = np.array(run).T
             same = state.frame.at(index) == self.transcript.frame.at(row)
@@ -60,17 +60,18 @@ class Round:
         return answers
 
 
-def first_run(found: Sequence[Reused], first: int, last: int) -> list[tuple[int, int]]:
-    """(index, row) of the first uninterrupted run of a region."""
-    run: list[tuple[int, int]] = []
-    for segment in found:
-        if first <= segment.row < last:
-            if run and run[-1] != (segment.start - 1, segment.row - 1):
-                break
-            run += zip(
-                range(segment.start, segment.end), range(segment.row, segment.row + segment.end), strict=False
-            )
-    return run
+def longest_run(found: Sequence[Reused], first: int, last: int) -> list[tuple[int, int]]:
+    """(index, row) of the longest uninterrupted run of a region; empty if it is not worth sharing."""
+    pairs = [
+        (index, row)
+        for s in found
+        if first <= s.row < last
+        for index, row in zip(range(s.start, s.end), range(s.row, s.row + s.end - s.start), strict=True)
+    ]
+    breaks = [i for i in range(1, len(pairs)) if pairs[i] != (pairs[i - 1][0] + 1, pairs[i - 1][1] + 1)]
+    runs = [pairs[a:b] for a, b in itertools.pairwise([0, *breaks, len(pairs)])]
+    longest = max(runs, key=len)
+    return longest if len(longest) >= MIN_PAGES * PAGE else []
 
 
 def make_round(regions: list[list[Block]], prompts: list[Prompt], max_skipped: int = 1000) -> Round:

@@ -60,6 +60,23 @@ def test_a_second_round_finds_its_first_one_in_the_cache_and_shares_the_new_regi
     assert shared[0] == shared[1] == shared[2]
 
 
+def test_a_region_that_begins_in_cached_pages_is_shared_from_there_on() -> None:
+    """The last round's task and answers that several gave are texts of the next region that members have computed."""
+    engine = Engine(tail_tokens=0)
+    prompts: list[Prompt] = [[private(m, 0, n)] for m, n in enumerate((30, 41, 140, 90))]
+    answers = [(5, 6, 7), (5, 6, 7), (8, 9, 10, 11, 12), (8, 9, 10, 11, 12)]
+    for number in range(4):
+        blocks, task = [out(3 * number, 90), out(3 * number + 1, 70)], out(3 * number + 2, 37)
+        prompts = [[*p, *blocks, task] for p in prompts]
+        members = play(engine, prompts)
+        for member in members:
+            assert member.plan is not None
+            assert len(member.plan.shared) >= 160 // PAGE - 1
+        for member, answer in zip(members, answers, strict=True):
+            engine.finish([member], answer)
+        prompts = [[*p, answer] for p, answer in zip(prompts, answers, strict=True)]
+
+
 def test_a_second_regions_rows_come_after_fillers_and_stand_where_the_members_stand() -> None:
     engine = Engine()
     _, two = two_rounds(engine)

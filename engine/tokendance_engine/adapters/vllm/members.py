@@ -165,6 +165,7 @@ class Member:
         reused, selected = (plan.reused - chosen, plan.selected + chosen) if plan else (0, 0)
         shared = len(plan.shared) * page_size if plan else 0
         to_user = self.lies.filling.to_user
+        placement_reason = self.placement_reason or (None if shared else PlacementReason.NO_WHOLE_PAGE)
         return MemberReport(
             round_id=self.tag.round_id,
             agent_id=self.tag.agent_id,
@@ -190,6 +191,6 @@ class Member:
             fidelity=self.tag.fidelity,
             execution=self.tag.execution,
             placement=None if plan is None else "shared" if shared else "copy",
-            placement_reason=self.placement_reason if plan else None,
+            placement_reason=placement_reason if plan else None,
             fallback_reason=self.reason,
         )
