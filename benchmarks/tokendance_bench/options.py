@@ -92,7 +92,7 @@ def about(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
         if key not in ("allowed_systems", "default_systems", "quick_systems", "child", "out", "url")
         and not isinstance(value, Callable)  # type: ignore[arg-type]
     }
-    return environment(model=model_of(args), dtype=args.dtype, settings=settings, **more)
+    return environment(model=Path(model_of(args)).name, dtype=args.dtype, settings=settings, **more)
 
 
 def of_workload(workload: Workload) -> dict[str, str]:
