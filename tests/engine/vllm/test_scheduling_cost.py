@@ -38,7 +38,7 @@ def counted(loop: Loop, profile: cProfile.Profile) -> None:
 def calls_per_member(patch: pytest.MonkeyPatch, members: int, turns: int = 2) -> float:
     """Function calls per member of the last of `turns` rounds: history, six new blocks of 60 tokens each."""
     loop = Loop(patch, pages=members * 80 + 300)
-    loop.side._bound.max_seqs = loop.side._max_seqs = members  # type: ignore[union-attr]
+    loop.side._admission.preparer.max_seqs = loop.side._max_seqs = members  # type: ignore[union-attr]
     loop.side._work.limit = 1 << 16
     prompts: list[Prompt] = [[private(m, 0, 100 + 3 * (m % 20))] for m in range(members)]
     profile = cProfile.Profile()

@@ -40,9 +40,15 @@ class Families:
         self._pool = pool
 
     @property
+    def pool(self) -> PagePool:
+        """The pool that masters live in."""
+        assert self._pool is not None, "vLLM has not bound its block pool"
+        return self._pool
+
+    @property
     def pages(self) -> int:
         """All pages of the pool."""
-        return self._need_pool().size
+        return self.pool.size
 
     def get(self, key: FamilyKey) -> Family | None:
         """A family, now the most recently used."""
@@ -132,7 +138,7 @@ class Families:
 
     def give_way(self, pages: int) -> None:
         """Free idle masters, least recently used first, until the pool has this many free pages."""
-        pool = self._need_pool()
+        pool = self.pool
         if pool.free >= pages:
             return
         for family in self._idle():
@@ -145,7 +151,7 @@ class Families:
 
         Cached pages that nobody uses count as free until the request takes them, so only those in use are deducted.
         """
-        pool = self._need_pool()
+        pool = self.pool
         if pool.free < pages:
             self.give_way(pages - sum(block.ref_cnt > 0 for block in pool.lookup(keys)))
 
@@ -195,7 +201,7 @@ class Families:
         """Pages from the pool, if need be after retiring idle masters other than `keep`'s; None if both fall short."""
         if need <= 0:
             return []
-        pool = self._need_pool()
+        pool = self.pool
         allowed = int(self._share * pool.size)
         idle = [f for f in self._idle() if f is not keep]
         spare = sum(len(f.master.blocks) for f in idle if f.master)
@@ -215,7 +221,7 @@ class Families:
 
     def _free(self, master: Master) -> None:
         self._held -= len(master.blocks)
-        self._need_pool().let_go(master.blocks)
+        self.pool.let_go(master.blocks)
         self._all.remove(master)
         master.blocks = []
 
@@ -224,7 +230,3 @@ class Families:
 
     def _in_use(self, family: Family) -> bool:
         return family.master is not None and family.master.users > 0
-
-    def _need_pool(self) -> PagePool:
-        assert self._pool is not None, "vLLM has not bound its block pool"
-        return self._pool

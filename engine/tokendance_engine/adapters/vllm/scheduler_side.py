@@ -1,21 +1,20 @@
-"""The scheduler half of the connector: gathers rounds, plans members, has their pages filled, lets vLLM find them.
-
-vLLM asks `hold` for every waiting request in every scheduling step, again after a failed allocation and after
-preemption, so everything here is idempotent.
-"""
+"""The scheduler half of the connector: members come, are admitted, work in steps, are heard of, and leave."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any
 
-from tokendance_sdk.protocol import BODY_KEY, FallbackReason, PlacementReason
+from tokendance_sdk.protocol import BODY_KEY, FallbackReason
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
+from tokendance_engine.adapters.vllm.admission import Admission
 from tokendance_engine.adapters.vllm.gathering import Gathering
+from tokendance_engine.adapters.vllm.hearing import Hearing
 from tokendance_engine.adapters.vllm.intake import Intake
 from tokendance_engine.adapters.vllm.integrity import check_references
+from tokendance_engine.adapters.vllm.letting_go import LettingGo
 from tokendance_engine.adapters.vllm.masters import Families
 from tokendance_engine.adapters.vllm.members import Member
 from tokendance_engine.adapters.vllm.messages import Shifts, StepMeta, WorkerReport
@@ -51,8 +50,8 @@ class SchedulerSide:
         self._intake = Intake(config, settings, kv_cache_config)
         self._members: dict[str, Member] = {}
         self._shifted: dict[str, Member] = {}
-        self._gather = Gather(settings.gather_ms / 1e3, settings.gather_cap_ms / 1e3)
         self._unwritten = Unwritten(self._page_size)
+        self._gather = Gather(settings.gather_ms / 1e3, settings.gather_cap_ms / 1e3)
         self._gathering = Gathering(self._gather, self._members, self._unwritten.live)
         self._families = Families(self._page_size, settings.master_share)
         self._placement = Placement(
@@ -77,17 +76,24 @@ class SchedulerSide:
         )
         self._stats = RoundStats(page_bytes(kv_cache_config) * int(config.parallel_config.world_size))
         self._manager: KVCacheManager | None = None
-        self._bound: Preparer | None = None
-
-    @property
-    def _preparer(self) -> Preparer:
-        assert self._bound is not None, "vLLM has not bound its block pool"
-        return self._bound
+        self._letting_go = LettingGo(self._families, self._page_size)
+        self._hearing = Hearing(
+            self._members,
+            self._work,
+            self._families,
+            self._letting_go,
+            self._intake,
+            self._placement,
+            self.mirrors,
+            self._stats,
+            self._page_size,
+        )
+        self._admission: Admission | None = None
 
     @property
     def pool(self) -> PagePool:
         """vLLM's pages."""
-        return self._preparer.pool
+        return self._families.pool
 
     def bind(self, manager: KVCacheManager) -> None:
         """Take vLLM's page pool; masters and members' pages are allocated from it."""
@@ -95,7 +101,7 @@ class SchedulerSide:
         self._manager = manager
         self._families.bind(pool)
         self.mirrors.bind(pool)
-        self._bound = Preparer(
+        preparer = Preparer(
             pool,
             self._families,
             self._placement,
@@ -105,6 +111,18 @@ class SchedulerSide:
             self._page_size,
             self._max_seqs,
             self._settings.min_reused_tokens,
+        )
+        self._admission = Admission(
+            self._members,
+            self._gathering,
+            self._planner,
+            preparer,
+            self._families,
+            self._work,
+            self.mirrors,
+            self._letting_go,
+            self._stats,
+            self._page_size,
         )
 
     def on_new_request(self, request: Request) -> None:
@@ -129,77 +147,8 @@ class SchedulerSide:
         Args:
             cached: tokens vLLM's prefix cache holds, a multiple of the page size.
         """
-        member = self._members.get(request.request_id)
-        taken = self.pool.taken
-        try:
-            held = self._hold(request, member, cached)
-        except Exception:
-            logger.exception(
-                "TokenDance: planning request %s failed; it is served plainly", request.request_id
-            )
-            held = False
-            if member is not None:
-                self._settle(member, FallbackReason.WORKER_ERROR)
-        if member is not None and (member.relaid or (not held and self.pool.taken > taken)):
-            # What vLLM has found is of the prompt as it lay before, or among the pages a master just took: vLLM
-            # holds no reference to them yet, so it must look again.
-            member.relaid = False
-            self._gathering.hold()
-            return True
-        return held
-
-    def _hold(self, request: Request, member: Member | None, cached: int) -> bool:
-        keys = request.block_hashes[: cached // self._page_size]
-        self._families.make_room(-(-request.num_tokens // self._page_size), keys)
-        if member is None or member.seated or member.ready:
-            return False
-        if member.preparation is not None or self.mirrors.waits(member):
-            return True
-        if member.reason is None and member.found is None:
-            if self.mirrors.is_waiting() and any(
-                self.mirrors.waits(m) for m in self._members.values() if m.key == member.key
-            ):
-                return True  # what comes back of their histories is part of the plan
-            group = self._gathering.complete(member)
-            if group is None:
-                return True
-            self._stats.gathered(group)
-            members = [m for m in group if m.reason is None]
-            for each in members:
-                each.cached = self._preparer.cached(each)
-            self.mirrors.revive(member)
-            for family in dict.fromkeys(m.family for m in members):
-                self._planner.plan([m for m in members if m.family == family])
-        if member.reason is not None:
-            if self._brings_back(member):
-                return True
-            member.cached = cached
-            return False
-        assert member.master is not None
-        if not self._work.compute_master(member.master):
-            self._gathering.hold()
-            return True
-        return self._brings_back(member) or self._prepare(member)
-
-    def _brings_back(self, member: Member) -> bool:
-        """Whether a member must wait for pages of its stored history, or for room for them."""
-        if not self.mirrors.lacks(member):
-            return False
-        if not self._preparer.has_seat(member) or not self.mirrors.restore(member):
-            self._gathering.hold()
-        return True
-
-    def _prepare(self, member: Member) -> bool:
-        """Have a member's pages filled; True if it waits for that, or for room."""
-        master, outcome = member.master, self._preparer.prepare(member)
-        if isinstance(outcome, FallbackReason):
-            self._settle(member, outcome)
-            return False
-        if not outcome:
-            self._gathering.hold()
-        elif master is not None:
-            self.mirrors.captures.keep_master(member, master)
-        return True
+        assert self._admission is not None, "vLLM has not bound its block pool"
+        return self._admission.hold(request, cached)
 
     def seat(self, request: Request) -> None:
         """VLLM gave a request its page table, which from now on holds the pages."""
@@ -207,7 +156,7 @@ class SchedulerSide:
         if member is None:
             return
         member.seated = True
-        self._release(member)
+        self._letting_go.release(member)
         self.mirrors.release(member)
         if member.lies.frame.steps:
             self._shifted[request.request_id] = member
@@ -254,41 +203,17 @@ class SchedulerSide:
         """Nothing ran although members are planned: they do not fit beside their master or each other."""
         waiting = [m for m in self._members.values() if m.master is not None]
         for member in waiting:
-            self._settle(member, FallbackReason.NOT_ENOUGH_PAGES)
+            self._letting_go.settle(member, FallbackReason.NOT_ENOUGH_PAGES)
         if not waiting:
             self.mirrors.unblock()
             for member in self._members.values():
                 if member.ready and not member.seated:
-                    self._release(member)  # still in the cache for whoever vLLM takes first
+                    self._letting_go.release(member)  # still in the cache for whoever vLLM takes first
 
     def hear(self, report: WorkerReport | None) -> None:
         """Take in what the worker half said about a step."""
-        if report is None:
-            return
-        self.mirrors.hear(report.mirrors)
-        if report.gate is not None:
-            self._intake.unsupported = self._intake.unsupported or report.gate[0]
-            self._placement.unsupported = None if report.shifts else PlacementReason.UNSUPPORTED_RUNNER
-        broken = {*report.broken_masters, *report.mirrors.broken}
-        for master_id in broken:
-            family = self._families.find(master_id)
-            if family is not None:
-                self._families.retire(family)
-        self._stats.worked(report)
-        for request_id, times in report.done.items():
-            member = self._members.get(request_id)
-            if self._work.answered(request_id) and member is not None and member.preparation is not None:
-                member.preparation.publish(self.pool, member.request.block_hashes, self._page_size)
-                member.ready, member.times = True, times
-                self._stats.filled(member)
-                member.verdict = report.verdicts.get(request_id, member.verdict)
-        for request_id in report.failed:
-            member = self._members.get(request_id)
-            if self._work.answered(request_id) and member is not None:
-                self._settle(member, FallbackReason.WORKER_ERROR)
-        for member in self._members.values():
-            if member.master is not None and member.master.id in broken:
-                self._settle(member, FallbackReason.WORKER_ERROR)
+        if report is not None:
+            self._hearing.hear(report)
 
     def finish(self, request: Request, pages: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request ended (also by abort): remember how its pages lie, and report.
@@ -306,8 +231,8 @@ class SchedulerSide:
             return False, None
         self._gathering.remove(member)
         self._work.answered(request.request_id)
-        self._unpin(member)
-        self._release(member)
+        self._letting_go.unpin(member)
+        self._letting_go.release(member)
         self.mirrors.ended(member)
         if member.seated and (member.lies.points or member.lies.filling.inserts):
             self._families.get_or_make(member.family).remember(member.tag.agent_id, member.chain())
@@ -337,24 +262,3 @@ class SchedulerSide:
         assert self._manager is not None
         masters = [m.blocks for m in self._families.masters()]
         check_references(self._manager, [*prepared, *self.mirrors.tables(), *masters])
-
-    def _settle(self, member: Member, reason: FallbackReason) -> None:
-        """Send a member down vLLM's own path; what it has in the cache stays as it lies."""
-        member.reason = reason
-        member.found = member.found or []
-        if not member.seated:
-            member.plan, member.ready = None, False
-            member.key_apart(None)
-            member.lie(member.earlier.before(member.cached or 0, self._page_size))
-            self._release(member)
-        self._unpin(member)
-
-    def _release(self, member: Member) -> None:
-        if member.preparation is not None:
-            preparation, member.preparation = member.preparation, None
-            preparation.release(self.pool)
-
-    def _unpin(self, member: Member) -> None:
-        if member.master is not None:
-            master, member.master = member.master, None
-            self._families.release(master)
