@@ -114,8 +114,8 @@ _PLACEMENT_REASONS = {
     PlacementReason.SHORTER_HISTORY: "this member would skip more positions than max_skipped_positions (or has the "
     "shared blocks in another order)",
     PlacementReason.NOT_ENOUGH_POSITIONS: "the model has no positions left for what this member would skip",
-    PlacementReason.NO_WHOLE_PAGE: "no page is reused whole: blocks are short for the page size and for what is computed "
-    "again of each (fidelity 'fast' computes least), or too little is shared to pay for aligning it",
+    PlacementReason.NO_WHOLE_PAGE: "no page is reused whole: blocks are short for the page size and for what is "
+    "computed again of each (fidelity 'fast' computes least), or too little is shared to pay for aligning it",
 }
 
 
