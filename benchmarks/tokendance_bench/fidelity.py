@@ -2,7 +2,7 @@
 
 Answers are forced to the recorded tokens, so every system is asked for the same next-token distributions. The
 noise floor is plain vLLM against itself with another order of requests. A third part lets agents answer greedily, and
-counts the rounds before the first different answer.
+counts the rounds before the first different answer; a fourth (`flips`) counts decisions that reuse changes in debates.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from tokendance_sdk.workload import Workload
 
-from tokendance_bench import greedy, stats
+from tokendance_bench import flips, greedy, stats
 from tokendance_bench.inproc import Engine, Outcome, divergence
 from tokendance_bench.options import about, model_of, of_workload, parser, positive, workload_of
 from tokendance_bench.run import Run
@@ -31,7 +31,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 }
 """What is compared with full prefill; pages are shared where members can be aligned, unless `copy` is asked for."""
 
-PARTS = ("single", "drift", "greedy")
+PARTS = ("single", "drift", "greedy", "flips")
 
 
 FLOOR = "full prefill, other order"
@@ -39,17 +39,18 @@ FLOOR = "full prefill, other order"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; see `--help`."""
-    examples = ("--systems balanced fast --skip drift", "--drift-workloads ga-ville3-valentine --skip single")
+    examples = (
+        "--systems balanced fast --skip drift",
+        "--drift-workloads ga-ville3-valentine --skip single",
+        "--skip single drift greedy --flip-workloads debate-mmlu7 --flip-rounds 4",
+    )
     options = parser("fidelity", __doc__ or "", "ga-village10-newcomers", 5, examples)
     options.add_argument("--round", type=int, default=4, help="the recorded round that is asked for")
     options.add_argument("--answer-tokens", type=int, default=32, help="forced answer tokens")
     there = [name for name, tag in SYSTEMS.items() if tag.get("backend", "master") in {"master", *backends()}]
     options.add_argument("--systems", nargs="+", choices=there, help="what to compare; default: all")
     options.add_argument(
-        "--drift-workloads",
-        nargs="+",
-        default=["ga-ville3-valentine"],
-        help="transcript context over all rounds",
+        "--drift-workloads", nargs="+", default=["ga-ville3-valentine"], help="context of all rounds"
     )
     options.add_argument("--drift-agents", type=int, default=3)
     options.add_argument("--drift-rounds", type=int, default=6)
@@ -68,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="rounds until the first different answer",
     )
     options.add_argument("--greedy-rounds", type=positive, default=6)
+    flips.add_options(options)
     options.add_argument("--skip", choices=PARTS, nargs="+", default=[], help="leave parts out")
     args = options.parse_args(argv)
     args.systems = args.systems or [n for n in there if not (args.quick and n.endswith("copy"))]
@@ -79,9 +81,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     environment, steps = about(args), 0
     named: dict[str, Any] = {}
+    systems = {FLOOR: None, **{name: SYSTEMS[name] for name in args.systems}}
 
     def headline(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return {**named, **of_single(rows), **of_drift(rows), **of_greedy(rows)}
+        return {
+            **named,
+            **of_single(rows),
+            **of_drift(rows),
+            **of_greedy(rows),
+            **flips.headline(rows, FLOOR),
+        }
 
     if "single" not in args.skip:
         steps += 1 + len(args.systems)
@@ -89,6 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         steps += len(args.drift_workloads) * len(args.systems) * args.drift_rounds
     if "greedy" not in args.skip:
         steps += len(args.greedy_workloads) * (1 + len(args.systems))
+    if "flips" not in args.skip:
+        steps += flips.steps(args, len(args.systems))
     with Run("fidelity", args.out, headline, environment, steps) as run:
         if "single" not in args.skip:
             workload = workload_of(args, engine, args.round + 1)
@@ -106,12 +117,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name in args.greedy_workloads:
                 args.workload = name
                 workload = workload_of(args, engine, args.greedy_rounds)
-                run.doing(f"{name}, greedy, plain vLLM")
-                own, tokens = greedy.played(engine, workload, args.answer_tokens)
-                for system in (FLOOR, *args.systems):
-                    run.doing(f"{name}, greedy, {system}")
-                    found = greedy.compared(engine, own, tokens, SYSTEMS.get(system))
-                    run.add({"workload": name, "level": system, "context": "greedy", **found})
+                greedy.measure(engine, workload, args.answer_tokens, systems, run)
+        if "flips" not in args.skip:
+            flips.measure(engine, args, systems, run)
     return 0
 
 

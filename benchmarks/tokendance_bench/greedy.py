@@ -6,18 +6,39 @@ make, round after round, until one of its members answers otherwise: from there 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tokendance_sdk.workload import Workload
 
 from tokendance_bench.inproc import Engine
+from tokendance_bench.run import Run
 
 Answers = list[list[int]]
 """Tokens of every member, in agent order."""
 SILENT = "..."
 """Stands for an answer without text."""
+
+
+def measure(
+    engine: Engine,
+    workload: Workload,
+    answer_tokens: int,
+    systems: Mapping[str, dict[str, Any] | None],
+    run: Run,
+) -> None:
+    """One workload: every system against plain vLLM, one row each.
+
+    Args:
+        systems: name -> fields of its round tag; None: plain vLLM, members in reverse order (the floor).
+    """
+    run.doing(f"{workload.name}, greedy, plain vLLM")
+    own, tokens = played(engine, workload, answer_tokens)
+    for system, tag in systems.items():
+        run.doing(f"{workload.name}, greedy, {system}")
+        found = compared(engine, own, tokens, tag)
+        run.add({"workload": workload.name, "level": system, "context": "greedy", **found})
 
 
 def played(engine: Engine, workload: Workload, answer_tokens: int) -> tuple[Workload, list[Answers]]:
