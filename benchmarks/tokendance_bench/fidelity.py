@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     environment, steps = about(args), 0
     named: dict[str, Any] = {}
-    systems = {FLOOR: None, **{name: SYSTEMS[name] for name in args.systems}}
+    systems: dict[str, dict[str, Any] | None] = {FLOOR: None, **{n: SYSTEMS[n] for n in args.systems}}
 
     def headline(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "greedy" not in args.skip:
         steps += len(args.greedy_workloads) * (1 + len(args.systems))
     if "flips" not in args.skip:
-        steps += flips.steps(args, len(args.systems))
+        steps += flips.steps(args, systems)
     with Run("fidelity", args.out, headline, environment, steps) as run:
         if "single" not in args.skip:
             workload = workload_of(args, engine, args.round + 1)

@@ -29,9 +29,12 @@ CONTEXT = "flips"
 """`context` of this part's rows."""
 RESULT_TOKENS = 8
 """So many tokens of a recorded result are compared, from its first one on."""
-QUICK_ROUNDS = 4
+QUICK_ROUNDS = 2
+QUICK_SYSTEM = "balanced"
 
 Decision = tuple[int, ...]
+Systems = Mapping[str, Mapping[str, Any] | None]
+"""Name -> fields of its round tag; None: full prefill, its requests in reverse order (the floor)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +80,19 @@ def rounds_of(args: argparse.Namespace, recorded: Workload) -> range:
     return range(1, min(1 + most, len(recorded.rounds)))
 
 
-def steps(args: argparse.Namespace, systems: int) -> int:
-    """How many rows `measure` will add for so many systems and the floor."""
-    return sum(len(rounds_of(args, load_workload(name))) * (1 + systems) for name in args.flip_workloads)
+def systems_of(args: argparse.Namespace, systems: Systems) -> Systems:
+    """All of them; with `--quick` the floor and what the headline is about."""
+    return {n: tag for n, tag in systems.items() if not args.quick or tag is None or n == QUICK_SYSTEM}
 
 
-def measure(
-    engine: Engine, args: argparse.Namespace, systems: Mapping[str, Mapping[str, Any] | None], run: Run
-) -> None:
-    """All rounds of all workloads; one row per workload, round and system.
+def steps(args: argparse.Namespace, systems: Systems) -> int:
+    """How many rows `measure` will add."""
+    rounds = [rounds_of(args, load_workload(name)) for name in args.flip_workloads]
+    return sum(map(len, rounds)) * len(systems_of(args, systems))
 
-    Args:
-        systems: name -> fields of its round tag; None: full prefill, its requests in reverse order (the floor).
-    """
+
+def measure(engine: Engine, args: argparse.Namespace, systems: Systems, run: Run) -> None:
+    """All rounds of all workloads; one row per workload, round and system."""
     for name in args.flip_workloads:
         recorded = load_workload(name)
         args = argparse.Namespace(
@@ -99,13 +102,11 @@ def measure(
         workload = workload_of(args, engine, len(recorded.rounds))
         for number in rounds_of(args, recorded):
             run.doing(f"{name}, round {number}, decisions")
-            for row in round_rows(engine, workload, number, systems):
+            for row in round_rows(engine, workload, number, systems_of(args, systems)):
                 run.add(row)
 
 
-def round_rows(
-    engine: Engine, workload: Workload, number: int, systems: Mapping[str, Mapping[str, Any] | None]
-) -> list[dict[str, Any]]:
+def round_rows(engine: Engine, workload: Workload, number: int, systems: Systems) -> list[dict[str, Any]]:
     """One round: flips of every system against full prefill, histories cached on both sides."""
     outputs = workload.rounds[number].outputs
     asked = [question(engine, outputs[agent.id], FINDERS[workload.name]) for agent in workload.agents]

@@ -62,6 +62,7 @@ ROWS: Mapping[str, Sequence[dict[str, Any]]] = {
         },
         {"workload": "w", "context": "transcript", "level": "fast", "round": 1, "kl": 0.1},
         {"workload": "w", "context": "greedy", "level": "fast", "rounds": 6, "rounds_same": 4},
+        {"workload": "w", "context": "flips", "level": "fast", "round": 1, "decisions": 7, "flips": 1},
     ],
     "judge": [{"system": "fast", "flips": 1, "choices": 10}],
     "pareto": [

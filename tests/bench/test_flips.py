@@ -97,5 +97,12 @@ def test_rounds_without_shared_blocks_are_left_out() -> None:
     assert flips.rounds_of(Namespace(flip_rounds=None, quick=False), recorded) == range(1, 24)
     assert flips.rounds_of(Namespace(flip_rounds=2, quick=True), recorded) == range(1, 3)
     assert flips.rounds_of(Namespace(flip_rounds=99, quick=False), recorded) == range(1, 24)
+
+
+def test_the_quick_way_measures_the_headline_alone() -> None:
+    systems: flips.Systems = {fidelity.FLOOR: None, "balanced": {}, "fast": {}}
     args = Namespace(flip_rounds=None, quick=True, flip_workloads=["debate-mmlu7", "debate-math4"])
-    assert flips.steps(args, 2) == 2 * flips.QUICK_ROUNDS * 3
+    assert list(flips.systems_of(args, systems)) == [fidelity.FLOOR, "balanced"]
+    assert flips.steps(args, systems) == 2 * flips.QUICK_ROUNDS * 2
+    args.quick, args.flip_rounds = False, 3
+    assert flips.steps(args, systems) == 2 * 3 * 3

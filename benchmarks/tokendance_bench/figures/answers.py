@@ -1,8 +1,8 @@
-"""Pictures of answers: fidelity (14), pareto, judges."""
+"""Pictures of answers: fidelity (14), flips, pareto, judges."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokendance_bench.figures.style import NothingToDrawError, bars, colour
@@ -92,11 +92,26 @@ def pareto(rows: Rows, axes: Sequence[Any]) -> None:
 
 def judge(rows: Rows, axes: Sequence[Any]) -> None:
     """Share of choices that flipped, with Wilson intervals."""
+    flipped = by(rows, "system", "flips")
+    choices = by(rows, "system", "choices")
+    totals = {name: (int(sum(flipped[name])), int(sum(choices[name]))) for name in flipped}
+    _shares(axes[0], totals, "share of choices that flipped")
+
+
+def flips(rows: Rows, axes: Sequence[Any]) -> None:
+    """Share of decisions in debates that flipped, with Wilson intervals."""
+    mine = [row for row in rows if _context(row) == "flips"]
+    if not mine:
+        raise NothingToDrawError("no decision was measured")
+    flipped, decided = by(mine, "level", "flips"), by(mine, "level", "decisions")
+    totals = {level: (int(sum(flipped[level])), int(sum(decided[level]))) for level in flipped}
+    _shares(axes[0], totals, "share of decisions that differ from full prefill's")
+
+
+def _shares(axes: Any, totals: Mapping[str, tuple[int, int]], label: str) -> None:
+    """One bar a name: the first number as a share of the second."""
     from tokendance_bench import stats
 
-    flips = by(rows, "system", "flips")
-    choices = by(rows, "system", "choices")
-    totals = {name: (int(sum(flips[name])), int(sum(choices[name]))) for name in flips}
-    intervals = [stats.wilson(*total) for total in totals.values()]
-    bars(axes[0], list(totals), [hits / of for hits, of in totals.values()], intervals=intervals)
-    axes[0].set_ylabel("share of choices that flipped")
+    shares = [hits / of for hits, of in totals.values()]
+    bars(axes, list(totals), shares, intervals=[stats.wilson(*total) for total in totals.values()])
+    axes.set_ylabel(label)
