@@ -87,8 +87,8 @@ FIGURES: tuple[Figure, ...] = (
            differs="Answers are forced to the recorded ones, so that every token counts and errors do not hide behind "
            "the first difference."),
     Figure("flips", "fidelity", "How often reuse changes what a debater decides", 1, answers.flips,
-           differs="Decided after the recorded reasoning; full prefill with requests in another order stands beside it: "
-           "what flips anyway."),
+           differs="Decided after the recorded reasoning. Full prefill with requests in another order stands beside "
+           "it: what flips anyway."),
     Figure("pareto", "pareto", "Fidelity against computed tokens, every backend and setting", 1, answers.pareto),
     Figure("judge", "judge", "How often a judge's choice flips", 1, answers.judge,
            differs="Full prefill with another order of the candidates stands beside it: what flips anyway."),
