@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import Any
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from tokendance_bench import fidelity, flips
+from tokendance_bench.inproc import Engine, Outcome
 from tokendance_bench.recorded_answers import option, result
+from tokendance_bench.tokenizing import Prompt
+from tokendance_sdk.prompt import RoundPrompt
 from tokendance_sdk.workload import load_workload
 
 
@@ -58,6 +63,53 @@ def test_a_long_result_is_compared_at_its_first_tokens() -> None:
     asked = flips.question(Letters(), r"so \boxed{123456789123}.", result)
     assert asked is not None
     assert len(asked.forced) == flips.RESULT_TOKENS
+
+
+class Decided(Letters):
+    """Stands in for an engine: what it decides follows from the tokens; tagged, an economist always says D."""
+
+    def __init__(self) -> None:
+        self.scheduler = SimpleNamespace(check=lambda: None)
+        self.asked: list[tuple[list[str], Any]] = []
+        self.histories = 0
+
+    def prompt(self, prompt: RoundPrompt) -> Prompt:
+        return Prompt(prompt.agent, self.encode(prompt.agent), [1])
+
+    def forget(self) -> None:
+        self.histories = 0
+
+    def cache_histories(self, prompts: Sequence[Prompt]) -> None:
+        self.histories = len(prompts)
+
+    def round(self, prompts: Sequence[Prompt], tag: Any, answers: Sequence[list[int]]) -> Outcome:
+        assert self.histories == len(prompts)
+        self.asked.append(([prompt.agent for prompt in prompts], tag))
+        logprobs = []
+        for prompt, answer in zip(prompts, answers, strict=True):
+            steps = torch.full((len(answer), 128), -9.0)
+            always = tag is not None and prompt.agent == "Economist"
+            steps[:, ord("D") if always else ord("ABC"[sum(prompt.tokens) % 3])] = -0.1
+            logprobs.append(steps)
+        reports = [None if tag is None else {"reused_tokens": 10} for _ in prompts]
+        return Outcome(0.0, [[] for _ in prompts], reports, logprobs)
+
+
+def test_a_round_compares_every_agent_with_itself_in_whatever_order_it_came() -> None:
+    engine, workload = Decided(), load_workload("debate-mmlu7")
+    systems: flips.Systems = {"floor": None, "balanced": {"fidelity": "balanced"}}
+    floor, balanced = flips.round_rows(cast(Engine, engine), workload, 3, systems)
+    assert (floor["decisions"], floor["flips"], floor["no_answer"], floor["reused"]) == (7, 0, 0, 0)
+    assert (balanced["decisions"], balanced["flips"], balanced["reused"]) == (7, 1, 10)
+    orders = [agents for agents, _ in engine.asked]
+    assert orders == [orders[0], orders[0][::-1], orders[0]]
+    assert [tag and tag["fidelity"] for _, tag in engine.asked] == [None, None, "balanced"]
+
+
+def test_who_says_no_answer_takes_part_and_is_counted() -> None:
+    engine, workload = Decided(), load_workload("debate-mmlu7")
+    (row,) = flips.round_rows(cast(Engine, engine), workload, 2, {"floor": None})
+    assert (row["agents"], row["decisions"], row["no_answer"]) == (7, 4, 3)
 
 
 def row(
