@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tokendance_engine.adapters.vllm.common_start import CommonStarts
 from tokendance_engine.adapters.vllm.family import Master
 from tokendance_engine.adapters.vllm.history import marked, positions_of
 from tokendance_engine.adapters.vllm.members import Member
@@ -31,12 +32,14 @@ class Captures:
     Attributes:
         masters, jobs: this step's; the caller takes them.
         pending: requests whose pages are held until the worker has answered.
+        starts: what members of a session have in common.
     """
 
     def __init__(self, on: bool, page_size: int) -> None:
         self.masters: list[MasterCapture] = []
         self.jobs: list[CaptureJob] = []
         self.pending: set[str] = set()
+        self.starts = CommonStarts(page_size)
         self._on = on
         self._page_size = page_size
         self._known: OrderedDict[Owner, str] = OrderedDict()
@@ -54,6 +57,7 @@ class Captures:
         """The store was emptied."""
         self._known.clear()
         self._kept.clear()
+        self.starts.forget()
 
     def keep_master(self, member: Member, master: Master) -> None:
         """Have a master captured at the end of the step in which a member takes from it; pinned until then.
@@ -95,16 +99,20 @@ class Captures:
         tokens = np.array(request.all_token_ids[:size], dtype=np.int32)
         start = lies.points[0].page * self._page_size if lies.points else size
         used = np.array(pages[: -(-size // self._page_size)], dtype=np.int32)
+        taken = self._taken(member)
+        # What comes from the master is stored once already.
+        common = min(self.starts.of(member), size, int(taken.spans[:, 1].min(initial=size)))
         job = CaptureJob(
             request.request_id,
             owner,
             marked(tokens, lies.filling.before(size)),
             used,
             positions_of(lies.frame.before(size)),
-            self._taken(member),
+            taken,
             # Pages that were lost and computed again since are not those the store knows.
             0 if request.num_preemptions else min(member.cached or 0, size),
             start if start < size else None,
+            common // self._page_size * self._page_size,
         )
         self._known[owner] = member.method
         self._known.move_to_end(owner)

@@ -103,6 +103,7 @@ class CaptureJob:
         taken: what its plan took from a master and did not compute again.
         same: leading tokens whose KV is what the store holds already.
         approximate_from: first token in pages that are keyed apart, or None.
+        common: leading tokens that all members of its session start with, at positions from 0 on.
     """
 
     request_id: str
@@ -113,6 +114,7 @@ class CaptureJob:
     taken: Taken
     same: int
     approximate_from: int | None
+    common: int = 0
 
 
 @dataclass(slots=True)

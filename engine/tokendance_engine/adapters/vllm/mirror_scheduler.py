@@ -85,7 +85,10 @@ class Mirrors:
     def arrived(self, member: Member) -> None:
         """Ask what the store holds of a new member."""
         owner = owner_of(member)
-        if not self.on or not member.storable or not (self._tier or self.captures.knows(owner)):
+        if not self.on or not member.storable:
+            return
+        self.captures.starts.arrived(member)
+        if not (self._tier or self.captures.knows(owner)):
             return
         name = member.request.request_id
         self._work.finds.append(FindJob(name, owner))

@@ -245,6 +245,7 @@ class MirrorWorker:
             job.taken,
             reader(self._kv, job.pages),
             same=same,
+            common=job.common,
             positions=job.positions,
             approximate_from=approximate,
         )
