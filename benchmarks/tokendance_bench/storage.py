@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     captured = Captured.watch(engine)
     with Run("storage", args.out, headline, about(args), 2 + 2 * len(names) * len(fidelities)) as run:
-        parts = [(SYNTHETIC, "fast", [synthetic()])]
+        parts: list[tuple[str, str, Rounds | None]] = [(SYNTHETIC, "fast", [synthetic()])]
         parts += [(HURRICANE_CUT, "fast", prompts_of(engine, args, HURRICANE, 1, 200, "window"))]
         parts += [(name, fidelity, None) for name in names for fidelity in fidelities]
         for name, fidelity, made in parts:

@@ -26,7 +26,7 @@ class CommonStarts:
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
-        self._starts: OrderedDict[tuple[str, str], tuple[str | None, list[BlockHash]]] = OrderedDict()
+        self._starts: OrderedDict[tuple[str, ...], tuple[str | None, list[BlockHash]]] = OrderedDict()
 
     def arrived(self, member: Member) -> None:
         """Take a new member into account; called once per request, before anything is computed of it."""
