@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, OpenAI
 from scripted_server import Scripted
 from tokendance_sdk.integrations.langgraph import RoundBroadcaster
 
-WINDOW = 0.3
+WINDOW = 0.8
 """Seconds: on a busy machine nodes of one superstep may start further apart than a round usually waits."""
 
 
