@@ -56,10 +56,8 @@ test-sdk: $(SDK_READY) $(ENGINE_READY)
 	$(WITH_MODEL) .venv-sdk/bin/pytest -q $(FEW) -m "not server" tests/sdk $(ARGS)
 
 # Only this folder is collected: vLLM cannot start an engine in a process that has imported numba, as unit tests do.
-# Two processes at most: each holds engines, and engines hold memory.
 test-server: $(ENGINE_READY) $(SDK_READY)
-	$(WITH_MODEL) $(BIN)/pytest -q -n $$(nproc) --maxprocesses 2 --dist loadgroup --durations 30 -m server \
-		tests/integration $(ARGS)
+	$(WITH_MODEL) $(BIN)/pytest -q --durations 30 -m server tests/integration $(ARGS)
 
 test-compiled: $(ENGINE_READY)  ## rounds on vLLM's compiled model: compiling takes minutes
 	$(BIN)/pytest -q tests/integration/inproc/engine_compiled.py $(ARGS)

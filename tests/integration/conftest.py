@@ -1,7 +1,6 @@
 """Servers shared by the integration tests: one with the plugin, one without, started once per session.
 
-`TOKENDANCE_TEST_MODEL` names a model directory; without it the demo model is made. With `-n 2`, every process has a
-core of its own: most engines here are too small to use two.
+`TOKENDANCE_TEST_MODEL` names a model directory; without it the demo model is made.
 """
 
 from __future__ import annotations
@@ -14,30 +13,6 @@ import pytest
 from vllm_server import Server, running_server
 
 PLUGIN = ("--plugin", "tokendance_engine")
-SHARED = {"server", "plain_server", "options_server", "tiny_server"}
-APART = "test_other_engines"
-"""Its tests start an engine each, so any process may take any of them."""
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Give each of several test processes a core; engines that it starts inherit the choice."""
-    worker, of = os.environ.get("PYTEST_XDIST_WORKER"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    cores = sorted(os.sched_getaffinity(0))
-    if worker is not None and 1 < of <= len(cores):
-        core = cores[int(worker.removeprefix("gw"))]
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(core))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group tests by what they share (`--dist loadgroup`): a group runs in one process, so that is started once."""
-    for item in items:
-        if item.path.parent.name == "inproc":
-            item.add_marker(pytest.mark.xdist_group("inproc"))
-        elif SHARED & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group("servers"))
-        elif item.path.stem != APART:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,10 @@ from vllm import SamplingParams
 pytestmark = pytest.mark.server
 
 
-def test_children_of_one_request_do_not_wait_for_a_round_that_is_complete(rounds: Rounds) -> None:
+def test_children_of_one_request_do_not_wait_for_a_round_that_is_complete(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds.scheduler._gather, "cap", 120.0)
     prompts = rounds.members(histories=(70, 101))
     rounds.play(rounds.members(histories=(70, 101)))
     params = [
@@ -28,7 +31,7 @@ def test_children_of_one_request_do_not_wait_for_a_round_that_is_complete(rounds
     ]
     started = time.monotonic()
     outputs = rounds.llm.generate([{"prompt_token_ids": p.tokens} for p in prompts], params, use_tqdm=False)
-    assert time.monotonic() - started < 1.5, "somebody waited for the cap of two seconds"
+    assert time.monotonic() - started < 60, "somebody waited for the cap"
     assert all(len(o.outputs) == 3 for o in outputs)
 
 
